@@ -1,0 +1,278 @@
+"""The first step of every playbook: is the inventory sound, and what follows from it? See the module's documentation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.tandem import packages, plan, routers, servers, split
+from ansible.module_utils.tandem.flags import FlagSet
+from ansible.module_utils.tandem.problems import Problem, TandemError, nearest, report
+from ansible.plugins.action import ActionBase
+from ansible.template import Templar
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU_GROUP, ROUTER_GROUP = "tandem_gpu", "tandem_router"
+# Facts and internals that carry our prefix and are no settings.
+INTERNAL = frozenset({"tandem_plan"})
+
+
+class ActionModule(ActionBase):
+    """Runs on the control node; the host is not contacted."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        inventory = Inventory(self._loader, variables)
+        try:
+            made, warnings = inventory.plan(variables["inventory_hostname"])
+        except TandemError as error:
+            raise AnsibleActionFail(str(error)) from error
+        result |= {"changed": False, "ansible_facts": {"tandem_plan": made}, "warnings": warnings}
+        result["_ansible_verbose_override"] = True
+        return result
+
+
+class Roles:
+    """The options of all roles: argument_specs and defaults, each read once."""
+
+    def __init__(self, loader: Any) -> None:
+        self.options: dict[str, dict[str, Any]] = {}
+        self.defaults: dict[str, Any] = {}
+        for spec in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
+            entry = yaml.safe_load(spec.read_text())["argument_specs"]["main"]
+            self.options |= entry.get("options") or {}
+            defaults = spec.parent.parent / "defaults" / "main.yml"
+            if defaults.exists():
+                self.defaults |= loader.load_from_file(str(defaults), trusted_as_template=True) or {}
+        self.prefixes = tuple(
+            sorted({"tandem_", *(f"{path.name}_" for path in ROOT.glob("roles/*") if path.name != "common")})
+        )
+
+
+class Settings:
+    """The settings of one host: its variables over the roles' defaults, typed; and where each was written."""
+
+    def __init__(self, loader: Any, roles: Roles, host: str, variables: Mapping[str, Any]) -> None:
+        self.host = host
+        self.roles = roles
+        self.raw = variables
+        self.problems: list[Problem] = []
+        self.origin = {name: self._origin(name) for name in roles.options}
+        templar = Templar(loader=loader, variables={**roles.defaults, **variables})
+        self.values: dict[str, Any] = {}
+        for name, option in roles.options.items():
+            self._read(name, option, templar)
+
+    def unknown(self) -> Iterable[Problem]:
+        """Settings that carry one of our prefixes and that no role knows."""
+        for name in self.raw:
+            if name.startswith(self.roles.prefixes) and name not in self.roles.options and name not in INTERNAL:
+                expected = f"a setting of Tandem{nearest(name, self.roles.options)}"
+                yield Problem(self._origin(name), f"the unknown setting {name}", expected)
+
+    def _read(self, name: str, option: Mapping[str, Any], templar: Templar) -> None:
+        if name not in self.raw and name not in self.roles.defaults:
+            if option.get("required"):
+                self.problems.append(Problem(f"{name} ({self.host})", "nothing", "a value: it has no default"))
+            self.values[name] = None
+            return
+        try:
+            value = templar.template(self.raw[name] if name in self.raw else self.roles.defaults[name])
+        except Exception as error:  # noqa: BLE001 - 2026-12-01: whatever a template raises is the operator's to see
+            self.problems.append(Problem(self.origin[name], f"a template that fails: {error}", "a value"))
+            self.values[name] = None
+            return
+        checked = ArgumentSpecValidator({name: _spec(option)}).validate({name: value})
+        for message in checked.error_messages:
+            self.problems.append(Problem(self.origin[name], message, f"type {option['type']}"))
+        self.values[name] = checked.validated_parameters[name]
+
+    def _origin(self, name: str) -> str:
+        """`name (host, file:line)`, the file as Ansible remembers it, else without."""
+        try:
+            from ansible._internal._datatag._tags import Origin  # noqa: PLC0415 - 2026-12-01: not a public interface
+
+            tag = Origin.get_tag(self.raw[name])
+            place = _relative(str(tag)) if tag else ""
+        except (ImportError, KeyError):
+            place = ""
+        return f"{name} ({self.host}{', ' + place if place else ''})"
+
+
+class Inventory:
+    """What the inventory says of all hosts of the run's groups."""
+
+    def __init__(self, loader: Any, task_vars: Mapping[str, Any]) -> None:
+        self.loader = loader
+        self.task_vars = task_vars
+        self.groups = task_vars["groups"]
+        self.roles = Roles(loader)
+
+    def plan(self, host: str) -> tuple[dict[str, Any], list[str]]:
+        """The plan of `host`, and warnings. Raises TandemError with every fault that is found."""
+        problems = self._check_groups()
+        mine = self._settings(host)
+        peers = [mine if name == host else self._settings(name) for name in self.groups.get(GPU_GROUP, [])]
+        problems += mine.unknown()
+        problems += mine.problems
+        problems += [problem for peer in peers for problem in peer.problems]
+        if problems:
+            raise TandemError(report("The inventory does not fit, nothing was touched", problems))
+        problems = self._check(mine, peers)
+        if problems:
+            raise TandemError(report("The inventory does not fit, nothing was touched", problems))
+        return self._make(mine, peers), servers.warnings(mine.values) if host in self.groups[GPU_GROUP] else []
+
+    def _settings(self, host: str) -> Settings:
+        own = host == self.task_vars["inventory_hostname"]
+        variables = self.task_vars if own else self.task_vars["hostvars"].raw_get(host)
+        return Settings(self.loader, self.roles, host, variables)
+
+    def _check_groups(self) -> list[Problem]:
+        return [
+            Problem(f"group {group}", "no host", "at least one host in the inventory (inventory/<fleet>/hosts.yml)")
+            for group in (GPU_GROUP, ROUTER_GROUP)
+            if not self.groups.get(group)
+        ]
+
+    def _check(self, mine: Settings, peers: list[Settings]) -> list[Problem]:
+        values, problems = mine.values, []
+        rows = _rows(mine)
+        if mine.host in self.groups[GPU_GROUP]:
+            if not rows:
+                problems.append(
+                    Problem(mine.origin["tandem_instances"], "no instance", "rows, usually from a hardware class")
+                )
+            problems += split.check_rows(rows, values["tandem_device"], mine.origin["tandem_instances"])
+            problems += self._check_kernels(mine)
+            problems += self._check_engine(mine, "tandem_engine", servers.check)
+        owners = [(port, f"{row.name} ({use})") for row in rows for use, port in row.ports().items()]
+        if mine.host in self.groups[ROUTER_GROUP]:
+            owners += [(values["router_port"], "router"), (values["router_metrics_port"], "router (metrics)")]
+            problems += self._check_engine(mine, "router_release", routers.check)
+            problems += self._check_workers(peers)
+        problems += split.check_ports(owners, mine.origin["tandem_instances"])
+        for name in ("tandem_model_name", "tandem_model_revision"):
+            if "/" in values[name] or values[name] in ("", ".", ".."):
+                problems.append(Problem(mine.origin[name], repr(values[name]), "one path segment"))
+        return problems + self._check_agreement(mine, peers)
+
+    def _check_engine(self, mine: Settings, setting: str, check: Any) -> list[Problem]:
+        name = mine.values[setting]
+        if _engine_dir(name) is None:
+            known = sorted(path.parent.name for path in ROOT.glob("engines/*/engine.yml"))
+            return [Problem(mine.origin[setting], repr(name), f"one of {', '.join(known)}")]
+        return list(check(mine.values, self._flags(name), mine.origin))
+
+    def _check_kernels(self, mine: Settings) -> list[Problem]:
+        where = mine.origin["tandem_kernels"]
+        return [
+            problem
+            for row in mine.values["tandem_kernels"]
+            for problem in packages.check_row(row, ROOT, where)
+        ]
+
+    def _check_workers(self, peers: list[Settings]) -> list[Problem]:
+        workers = _workers(peers)
+        missing = [role for role in ("prefill", "decode") if not any(worker.role == role for worker in workers)]
+        problems = [
+            Problem(f"tandem_instances of the group {GPU_GROUP}", f"no {role}", "at least one") for role in missing
+        ]
+        urls: dict[str, list[str]] = {}
+        for worker in workers:
+            urls.setdefault(worker.url, []).append(f"{worker.name} of {worker.host}")
+        return problems + [
+            Problem(f"tandem_address of {' and '.join(names)}", f"one address for both, {url}", "an address each")
+            for url, names in urls.items()
+            if len(names) > 1
+        ]
+
+    def _check_agreement(self, mine: Settings, peers: list[Settings]) -> list[Problem]:
+        return [
+            Problem(
+                mine.origin[name],
+                f"{mine.values[name]!r} here and {peer.values[name]!r} on {peer.host}",
+                "one value for all hosts behind a router: prefill and decode must agree on it",
+            )
+            for name in servers.AGREED_SETTINGS
+            for peer in peers
+            if mine.host in self.groups[GPU_GROUP] and peer.values[name] != mine.values[name]
+        ]
+
+    def _make(self, mine: Settings, peers: list[Settings]) -> dict[str, Any]:
+        values = mine.values
+        made: dict[str, Any] = {"host": mine.host, "instances": [], "runtimes": [], "kernels": []}
+        if mine.host in self.groups[GPU_GROUP]:
+            engine, rows = self._engine(values["tandem_engine"]), _rows(mine)
+            declared = [packages.plan_row(row, ROOT) for row in values["tandem_kernels"]]
+            made["engine"] = {**engine.data, "name": engine.name, "dir": engine.directory}
+            made["model"] = plan.model(values)
+            made["kernels"] = declared
+            made["runtimes"].append(engine.runtime(sorted({row.role for row in rows})))
+            made["instances"] += [plan.server(row, rows, values, engine, declared) for row in rows]
+        if mine.host in self.groups[ROUTER_GROUP]:
+            engine, workers = self._engine(values["router_release"]), _workers(peers)
+            made["runtimes"].append(engine.runtime(["router"]))
+            made["instances"].append(plan.router(values, engine, workers))
+            made["workers"] = [
+                {"role": worker.role, "name": worker.name, "host": worker.host, "url": worker.url}
+                for worker in workers
+            ]
+        return made
+
+    def _engine(self, name: str) -> plan.Engine:
+        directory = _engine_dir(name)
+        if directory is None:
+            raise TandemError(f"engine {name}: found no directory; expected engines/{name}")
+        lock = (directory / "requirements.lock").read_text()
+        return plan.Engine(name, str(directory), yaml.safe_load((directory / "engine.yml").read_text()), lock)
+
+    def _flags(self, name: str) -> FlagSet:
+        engine = self._engine(name)
+        return FlagSet.load(name, json.loads((Path(engine.directory) / engine.data["flags"]).read_text()))
+
+
+def _engine_dir(name: str) -> Path | None:
+    """Real engines first, then the lab's stand-ins."""
+    for parent in (ROOT / "engines", ROOT / "lab" / "engines"):
+        if (parent / str(name) / "engine.yml").exists():
+            return parent / str(name)
+    return None
+
+
+def _rows(settings: Settings) -> list[split.Row]:
+    return [split.Row.of(row) for row in settings.values["tandem_instances"]]
+
+
+def _workers(peers: Iterable[Settings]) -> list[routers.Worker]:
+    """All servers of the fleet, prefills first, in the order of names: the same list whatever --limit says."""
+    found = [
+        routers.Worker(row.role, peer.host, row.name, peer.values["tandem_address"], row.port, row.bootstrap_port)
+        for peer in peers
+        for row in _rows(peer)
+    ]
+    return sorted(found, key=lambda worker: (worker.role != "prefill", worker.host, worker.name))
+
+
+def _spec(option: Mapping[str, Any]) -> dict[str, Any]:
+    """An argument_specs option as the validator wants it: without what only documentation and defaults use."""
+    spec = {key: value for key, value in option.items() if key in ("type", "elements", "choices", "options", "required")}
+    if "options" in spec:
+        spec["options"] = {
+            name: {**_spec(sub), **({"default": sub["default"]} if "default" in sub else {})}
+            for name, sub in spec["options"].items()
+        }
+    return spec
+
+
+def _relative(place: str) -> str:
+    return place.removeprefix(f"{ROOT}/")
