@@ -7,19 +7,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ansible.module_utils
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible.module_utils.tandem import packages, plan, routers, servers, split
-from ansible.module_utils.tandem.flags import FlagSet
-from ansible.module_utils.tandem.problems import Problem, TandemError, nearest, report
 from ansible.plugins.action import ActionBase
 from ansible.template import Templar
 
+# Ansible finds module_utils for what it sends to hosts; the control node imports the same package from here.
+ansible.module_utils.__path__.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
+
+from ansible.module_utils.tandem import packages, plan, routers, servers, split
+from ansible.module_utils.tandem.flags import FlagSet
+from ansible.module_utils.tandem.problems import Problem, TandemError, nearest, report
+
 ROOT = Path(__file__).resolve().parents[2]
 GPU_GROUP, ROUTER_GROUP = "tandem_gpu", "tandem_router"
-# Facts and internals that carry our prefix and are no settings.
-INTERNAL = frozenset({"tandem_plan"})
+# Names that carry our prefix and are no settings: facts of a run, and parameters of the playbooks.
+NO_SETTINGS = frozenset({"tandem_plan", "tandem_staged", "tandem_render_dir"})
+# Its parameters come from the roles that import it.
+INTERNAL_ROLE = "instance"
 
 
 class ActionModule(ActionBase):
@@ -47,15 +54,14 @@ class Roles:
     def __init__(self, loader: Any) -> None:
         self.options: dict[str, dict[str, Any]] = {}
         self.defaults: dict[str, Any] = {}
-        for spec in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
+        roles = sorted(path for path in ROOT.glob("roles/*") if path.name != INTERNAL_ROLE)
+        for role in roles:
+            spec, defaults = role / "meta" / "argument_specs.yml", role / "defaults" / "main.yml"
             entry = yaml.safe_load(spec.read_text())["argument_specs"]["main"]
             self.options |= entry.get("options") or {}
-            defaults = spec.parent.parent / "defaults" / "main.yml"
             if defaults.exists():
                 self.defaults |= loader.load_from_file(str(defaults), trusted_as_template=True) or {}
-        self.prefixes = tuple(
-            sorted({"tandem_", *(f"{path.name}_" for path in ROOT.glob("roles/*") if path.name != "common")})
-        )
+        self.prefixes = ("tandem_", *(f"{role.name}_" for role in roles if role.name != "common"))
 
 
 class Settings:
@@ -75,7 +81,7 @@ class Settings:
     def unknown(self) -> Iterable[Problem]:
         """Settings that carry one of our prefixes and that no role knows."""
         for name in self.raw:
-            if name.startswith(self.roles.prefixes) and name not in self.roles.options and name not in INTERNAL:
+            if name.startswith(self.roles.prefixes) and name not in self.roles.options and name not in NO_SETTINGS:
                 expected = f"a setting of Tandem{nearest(name, self.roles.options)}"
                 yield Problem(self._origin(name), f"the unknown setting {name}", expected)
 
@@ -87,7 +93,7 @@ class Settings:
             return
         try:
             value = templar.template(self.raw[name] if name in self.raw else self.roles.defaults[name])
-        except Exception as error:  # noqa: BLE001 - 2026-12-01: whatever a template raises is the operator's to see
+        except Exception as error:
             self.problems.append(Problem(self.origin[name], f"a template that fails: {error}", "a value"))
             self.values[name] = None
             return
@@ -175,11 +181,7 @@ class Inventory:
 
     def _check_kernels(self, mine: Settings) -> list[Problem]:
         where = mine.origin["tandem_kernels"]
-        return [
-            problem
-            for row in mine.values["tandem_kernels"]
-            for problem in packages.check_row(row, ROOT, where)
-        ]
+        return [problem for row in mine.values["tandem_kernels"] for problem in packages.check_row(row, ROOT, where)]
 
     def _check_workers(self, peers: list[Settings]) -> list[Problem]:
         workers = _workers(peers)
@@ -210,7 +212,15 @@ class Inventory:
 
     def _make(self, mine: Settings, peers: list[Settings]) -> dict[str, Any]:
         values = mine.values
-        made: dict[str, Any] = {"host": mine.host, "instances": [], "runtimes": [], "kernels": []}
+        made: dict[str, Any] = {
+            "host": mine.host,
+            "instances": [],
+            "runtimes": [],
+            "kernels": [],
+            "routers": self._routers(peers),
+            "stop_foreign": values["tandem_stop_foreign"],
+            "stop_foreign_timeout": values["tandem_stop_foreign_timeout"],
+        }
         if mine.host in self.groups[GPU_GROUP]:
             engine, rows = self._engine(values["tandem_engine"]), _rows(mine)
             declared = [packages.plan_row(row, ROOT) for row in values["tandem_kernels"]]
@@ -220,14 +230,24 @@ class Inventory:
             made["runtimes"].append(engine.runtime(sorted({row.role for row in rows})))
             made["instances"] += [plan.server(row, rows, values, engine, declared) for row in rows]
         if mine.host in self.groups[ROUTER_GROUP]:
-            engine, workers = self._engine(values["router_release"]), _workers(peers)
+            engine = self._engine(values["router_release"])
             made["runtimes"].append(engine.runtime(["router"]))
-            made["instances"].append(plan.router(values, engine, workers))
-            made["workers"] = [
-                {"role": worker.role, "name": worker.name, "host": worker.host, "url": worker.url}
-                for worker in workers
-            ]
+            made["instances"].append(plan.router(values, engine, _workers(peers)))
         return made
+
+    def _routers(self, peers: list[Settings]) -> list[dict[str, Any]]:
+        """What the gate asks: each router, as its own host reaches it, and the servers behind it."""
+        workers = [
+            {"role": worker.role, "name": worker.name, "host": worker.host, "url": worker.url}
+            for worker in _workers(peers)
+        ]
+        by_host = {peer.host: peer for peer in peers}
+        found = []
+        for host in self.groups[ROUTER_GROUP]:
+            values = (by_host.get(host) or self._settings(host)).values
+            url = f"http://{routers.reachable(values['router_host'])}:{values['router_port']}"
+            found.append({"host": host, "url": url, "model": values["tandem_served_model_name"], "workers": workers})
+        return found
 
     def _engine(self, name: str) -> plan.Engine:
         directory = _engine_dir(name)
@@ -265,7 +285,9 @@ def _workers(peers: Iterable[Settings]) -> list[routers.Worker]:
 
 def _spec(option: Mapping[str, Any]) -> dict[str, Any]:
     """An argument_specs option as the validator wants it: without what only documentation and defaults use."""
-    spec = {key: value for key, value in option.items() if key in ("type", "elements", "choices", "options", "required")}
+    spec = {
+        key: value for key, value in option.items() if key in ("type", "elements", "choices", "options", "required")
+    }
     if "options" in spec:
         spec["options"] = {
             name: {**_spec(sub), **({"default": sub["default"]} if "default" in sub else {})}
