@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ansible.module_utils.tandem.problems import Problem, TandemError, nearest, 
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_GROUP, ROUTER_GROUP = "tandem_gpu", "tandem_router"
+Check = Callable[[Mapping[str, Any], FlagSet, Mapping[str, str]], list[Problem]]
 # Names that carry our prefix and are no settings: facts of a run, and parameters of the playbooks.
 NO_SETTINGS = frozenset({"tandem_plan", "tandem_staged", "tandem_render_dir"})
 # Its parameters come from the roles that import it.
@@ -43,9 +44,7 @@ class ActionModule(ActionBase):
             made, warnings = inventory.plan(variables["inventory_hostname"])
         except TandemError as error:
             raise AnsibleActionFail(str(error)) from error
-        result |= {"changed": False, "ansible_facts": {"tandem_plan": made}, "warnings": warnings}
-        result["_ansible_verbose_override"] = True
-        return result
+        return {**result, **made, "changed": False, "warnings": warnings}
 
 
 class Roles:
@@ -53,12 +52,15 @@ class Roles:
 
     def __init__(self, loader: Any) -> None:
         self.options: dict[str, dict[str, Any]] = {}
+        self.role_of: dict[str, str] = {}
         self.defaults: dict[str, Any] = {}
         roles = sorted(path for path in ROOT.glob("roles/*") if path.name != INTERNAL_ROLE)
         for role in roles:
             spec, defaults = role / "meta" / "argument_specs.yml", role / "defaults" / "main.yml"
             entry = yaml.safe_load(spec.read_text())["argument_specs"]["main"]
-            self.options |= entry.get("options") or {}
+            options = entry.get("options") or {}
+            self.options |= options
+            self.role_of |= dict.fromkeys(options, role.name)
             if defaults.exists():
                 self.defaults |= loader.load_from_file(str(defaults), trusted_as_template=True) or {}
         self.prefixes = ("tandem_", *(f"{role.name}_" for role in roles if role.name != "common"))
@@ -99,11 +101,15 @@ class Settings:
             return
         checked = ArgumentSpecValidator({name: _spec(option)}).validate({name: value})
         for message in checked.error_messages:
-            self.problems.append(Problem(self.origin[name], message, f"type {option['type']}"))
+            expected = f"what roles/{self.roles.role_of[name]}/README.md says of it (type {option['type']})"
+            self.problems.append(Problem(self.origin[name], message, expected))
         self.values[name] = checked.validated_parameters[name]
 
-    def _origin(self, name: str) -> str:
-        """`name (host, file:line)`, the file as Ansible remembers it, else without."""
+    def at(self, name: str, suffix: str = "") -> str:
+        """`name[1].key (host, file:line)`, the file as Ansible remembers it, else without."""
+        return self._origin(name, suffix)
+
+    def _origin(self, name: str, suffix: str = "") -> str:
         try:
             from ansible._internal._datatag._tags import Origin  # noqa: PLC0415 - 2026-12-01: not a public interface
 
@@ -111,7 +117,7 @@ class Settings:
             place = _relative(str(tag)) if tag else ""
         except (ImportError, KeyError):
             place = ""
-        return f"{name} ({self.host}{', ' + place if place else ''})"
+        return f"{name}{suffix} ({self.host}{', ' + place if place else ''})"
 
 
 class Inventory:
@@ -158,26 +164,32 @@ class Inventory:
                 problems.append(
                     Problem(mine.origin["tandem_instances"], "no instance", "rows, usually from a hardware class")
                 )
-            problems += split.check_rows(rows, values["tandem_device"], mine.origin["tandem_instances"])
+            problems += split.check_rows(
+                rows, values["tandem_device"], lambda suffix: mine.at("tandem_instances", suffix)
+            )
             problems += self._check_kernels(mine)
-            problems += self._check_engine(mine, "tandem_engine", servers.check)
-        owners = [(port, f"{row.name} ({use})") for row in rows for use, port in row.ports().items()]
+            problems += self._check_engine(mine, "tandem_engine", "server", servers.check)
+        listeners = [(port, row.name, use) for row in rows for use, port in row.ports().items()]
         if mine.host in self.groups[ROUTER_GROUP]:
-            owners += [(values["router_port"], "router"), (values["router_metrics_port"], "router (metrics)")]
-            problems += self._check_engine(mine, "router_release", routers.check)
+            listeners += [
+                (values["router_port"], "router", "port"),
+                (values["router_metrics_port"], "router", "metrics port"),
+            ]
+            problems += self._check_engine(mine, "router_release", "router", routers.check)
             problems += self._check_workers(peers)
-        problems += split.check_ports(owners, mine.origin["tandem_instances"])
+        problems += split.check_ports(listeners, mine.origin["tandem_instances"])
         for name in ("tandem_model_name", "tandem_model_revision"):
             if "/" in values[name] or values[name] in ("", ".", ".."):
                 problems.append(Problem(mine.origin[name], repr(values[name]), "one path segment"))
         return problems + self._check_agreement(mine, peers)
 
-    def _check_engine(self, mine: Settings, setting: str, check: Any) -> list[Problem]:
+    def _check_engine(self, mine: Settings, setting: str, kind: str, check: Check) -> list[Problem]:
         name = mine.values[setting]
-        if _engine_dir(name) is None:
-            known = sorted(path.parent.name for path in ROOT.glob("engines/*/engine.yml"))
-            return [Problem(mine.origin[setting], repr(name), f"one of {', '.join(known)}")]
-        return list(check(mine.values, self._flags(name), mine.origin))
+        if _engine_dir(name) is None or self._engine(name).data["kind"] != kind:
+            known = [path.parent.name for path in sorted(ROOT.glob("engines/*/engine.yml"))]
+            fitting = [known_name for known_name in known if self._engine(known_name).data["kind"] == kind]
+            return [Problem(mine.origin[setting], repr(name), f"one of {', '.join(fitting)}")]
+        return check(mine.values, self._flags(name), mine.origin)
 
     def _check_kernels(self, mine: Settings) -> list[Problem]:
         where = mine.origin["tandem_kernels"]
@@ -189,13 +201,15 @@ class Inventory:
         problems = [
             Problem(f"tandem_instances of the group {GPU_GROUP}", f"no {role}", "at least one") for role in missing
         ]
-        urls: dict[str, list[str]] = {}
+        urls: dict[str, set[str]] = {}
         for worker in workers:
-            urls.setdefault(worker.url, []).append(f"{worker.name} of {worker.host}")
+            urls.setdefault(worker.url, set()).add(worker.host)
         return problems + [
-            Problem(f"tandem_address of {' and '.join(names)}", f"one address for both, {url}", "an address each")
-            for url, names in urls.items()
-            if len(names) > 1
+            Problem(
+                f"tandem_address of {' and '.join(sorted(hosts))}", f"{url} for a server of each", "an address each"
+            )
+            for url, hosts in urls.items()
+            if len(hosts) > 1
         ]
 
     def _check_agreement(self, mine: Settings, peers: list[Settings]) -> list[Problem]:

@@ -31,5 +31,5 @@ class ActionModule(ActionBase):
         }
         arguments["helper"] = Path(self._find_needle("files", HELPER)).read_text()
         result |= self._execute_module(module_name="tandem_release", module_args=arguments, task_vars=variables)
-        staged = {**variables.get("tandem_staged", {}), **result.get("releases", {})}
+        staged = {**variables["ansible_facts"].get("tandem_staged", {}), **result.get("releases", {})}
         return {**result, "ansible_facts": {"tandem_staged": staged}}

@@ -10,7 +10,7 @@ description:
   - Runs on the control node, contacts no host, and changes nothing.
   - Checks everything that the inventory alone can tell and reports all faults at once, each with what was found,
     what was expected, and the file and line to change.
-  - Sets the fact C(tandem_plan), which every role of Tandem reads.
+  - Returns the host's plan. The prologue registers it as C(tandem_plan), which every role of Tandem reads.
 options: {}
 attributes:
   check_mode: {support: full}
@@ -21,16 +21,44 @@ author: [Tandem contributors]
 EXAMPLES = r"""
 - name: Check the inventory and make the plan
   tandem_inventory:
+  register: tandem_plan
 """
 
 RETURN = r"""
-ansible_facts:
-  description: The fact C(tandem_plan).
+host:
+  description: The host's name in the inventory.
+  returned: success
+  type: str
+engine:
+  description: The engine release with its data. On hosts of the group tandem_gpu.
   returned: success
   type: dict
-  contains:
-    tandem_plan:
-      description: Engine, runtimes, model, kernels and instances of the host, with command lines and environments.
-      returned: success
-      type: dict
+model:
+  description: Name, revision and path of the model. On hosts of the group tandem_gpu.
+  returned: success
+  type: dict
+runtimes:
+  description: The Python environments that the host needs, each from a lock.
+  returned: success
+  type: list
+kernels:
+  description: The kernel packages that the host needs.
+  returned: success
+  type: list
+instances:
+  description: The instances of the host, the router included, with command line, environment, ports and time-outs.
+  returned: success
+  type: list
+routers:
+  description: The routers of the fleet and the servers behind them.
+  returned: success
+  type: list
+stop_foreign:
+  description: Whether the operator consents to stop strangers on our ports.
+  returned: success
+  type: bool
+stop_foreign_timeout:
+  description: Seconds that a stranger gets to end.
+  returned: success
+  type: int
 """

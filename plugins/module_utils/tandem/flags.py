@@ -78,9 +78,7 @@ class FlagSet:
         longer = sorted(known for known in self.by_name if known.startswith(name)) if name.startswith("--") else []
         if longer:
             return Problem(where, f"the abbreviation {name}", f"the full spelling ({', '.join(longer[:4])})")
-        return Problem(
-            where, f"the unknown flag {name}{nearest(name, self.by_name)}", f"a flag of {self.release}"
-        )
+        return Problem(where, f"the unknown flag {name}{nearest(name, self.by_name)}", f"a flag of {self.release}")
 
 
 def _flag(row: Mapping[str, Any]) -> Flag:

@@ -77,7 +77,9 @@ def check(settings: Mapping[str, Any], flags: FlagSet, origin: Mapping[str, str]
     problems = flags.check(settings["router_extra_args"], where)
     for flag, _values in flags.split(settings["router_extra_args"]):
         if flag in OWNED:
-            problems.append(Problem(where, f"{flag}, which Tandem renders itself", f"it left out; it follows {OWNED[flag]}"))
+            problems.append(
+                Problem(where, f"{flag}, which Tandem renders itself", f"it left out; it follows {OWNED[flag]}")
+            )
     problems += [
         Problem(origin["router_policy"], problem.found, problem.expected)
         for problem in flags.check(["--policy", settings["router_policy"]], "router_policy")

@@ -58,7 +58,12 @@ AGREED_FLAGS: Final = (
 )
 AGREED_FLAG_PREFIXES: Final = ("--speculative-",)
 # Environment with the same property (sglang srt/environ.py).
-AGREED_ENV_PREFIXES: Final = ("SGLANG_DSV4_", "SGLANG_OPT_SM120_DIRECT_SWA_KV", "SGLANG_DISAGGREGATION_NIXL_", "SGLANG_DISAGG_STAGING_")
+AGREED_ENV_PREFIXES: Final = (
+    "SGLANG_DSV4_",
+    "SGLANG_OPT_SM120_DIRECT_SWA_KV",
+    "SGLANG_DISAGGREGATION_NIXL_",
+    "SGLANG_DISAGG_STAGING_",
+)
 # Settings that prefill and decode of one router must share, also where they are on different hosts.
 AGREED_SETTINGS: Final = (
     "tandem_engine",
@@ -192,13 +197,22 @@ def check(settings: Settings, flags: FlagSet, origin: Mapping[str, str]) -> list
                 Problem(origin[name], problem.found, problem.expected)
                 for problem in flags.check([flag, settings[name]], name)
             ]
-    for name in ("tandem_request_timeout", "tandem_start_timeout", "tandem_bootstrap_timeout", "tandem_waiting_timeout"):
+    for name in (
+        "tandem_request_timeout",
+        "tandem_start_timeout",
+        "tandem_bootstrap_timeout",
+        "tandem_waiting_timeout",
+    ):
         if settings[name] <= 0:
             problems.append(Problem(origin[name], str(settings[name]), "seconds above 0"))
     for name in ("tandem_bootstrap_timeout", "tandem_waiting_timeout"):
         if settings[name] >= 300:
             problems.append(
-                Problem(origin[name], str(settings[name]), "under 300 s, where a hung request ends as HTTP 200 (sglang#32267)")
+                Problem(
+                    origin[name],
+                    str(settings[name]),
+                    "under 300 s, where a hung request ends as HTTP 200 (sglang#32267)",
+                )
             )
     problems += _check_address(settings, origin)
     return problems
@@ -266,7 +280,11 @@ def _check_env(name: str, env: Mapping[str, Any], where: str) -> list[Problem]:
             problems.append(Problem(where, f"{variable}, which Tandem sets itself", "it left out"))
         if variable.startswith("PYTORCH_") and "expandable_segments" in str(value):
             problems.append(
-                Problem(where, f"{variable}={value}", "no expandable_segments: KV falls to TCP, 600 times slower (nixl#1754)")
+                Problem(
+                    where,
+                    f"{variable}={value}",
+                    "no expandable_segments: KV falls to TCP, 600 times slower (nixl#1754)",
+                )
             )
         if name != "tandem_env" and variable.startswith(AGREED_ENV_PREFIXES):
             problems.append(

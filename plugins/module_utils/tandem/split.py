@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,63 +57,69 @@ class Row:
         return named
 
 
-def check_rows(rows: Sequence[Row], device: str, where: str) -> list[Problem]:
-    """Faults of a host's split that the inventory alone shows."""
+def check_rows(rows: Sequence[Row], device: str, where: Callable[[str], str]) -> list[Problem]:
+    """Faults of a host's split that the inventory alone shows. `where` names the place of `[1].gpus` and the like."""
     problems: list[Problem] = []
     for index, row in enumerate(rows):
-        problems += _check_row(row, device, f"{where}[{index}]")
-    problems += _twice(((row.name, row.name) for row in rows), where, "the name {0} twice", "unique names")
-    problems += _twice(
-        ((gpu, row.name) for row in rows for gpu in row.gpus),
-        where,
-        "GPU {0} in {1}",
-        "each GPU in one instance",
-    )
-    return problems
+        problems += _check_row(row, device, lambda key, index=index: where(f"[{index}].{key}"))  # type: ignore[misc]
+    problems += [
+        Problem(where(""), f"the name {name} {len(owners)} times", "unique names")
+        for name, owners in _shared((row.name, row.name) for row in rows)
+    ]
+    return problems + [
+        Problem(where(""), f"GPU {gpu} in {' and '.join(owners)}", "each GPU in one instance")
+        for gpu, owners in _shared((gpu, row.name) for row in rows for gpu in row.gpus)
+    ]
 
 
-def check_ports(owners: Iterable[tuple[int, str]], where: str) -> list[Problem]:
-    """`owners` are (port, "prefill-0 port") pairs of everything that a host listens on."""
-    return _twice(
-        owners,
-        where,
-        "port {0} for {1}",
-        "unique ports on a host (NCCL and dist-init ports are the HTTP port less 2000 and less 1000)",
-    )
+def check_ports(listeners: Iterable[tuple[int, str, str]], where: str) -> list[Problem]:
+    """Two listeners of one host on one port. `listeners` are (port, instance, what for)."""
+    by_port: dict[int, list[tuple[str, str]]] = {}
+    for port, instance, use in listeners:
+        by_port.setdefault(port, []).append((instance, use))
+    problems: dict[tuple[str, ...], Problem] = {}
+    for port, owners in by_port.items():
+        # Two instances with one HTTP port share the derived ports too: say it once.
+        if len(owners) > 1:
+            problems.setdefault(
+                tuple(sorted(instance for instance, _use in owners)),
+                Problem(
+                    where,
+                    f"port {port} for {' and '.join(f'{instance} ({use})' for instance, use in owners)}",
+                    "unique ports on a host (NCCL and dist-init ports are the HTTP port less 2000 and less 1000)",
+                ),
+            )
+    return list(problems.values())
 
 
-def _check_row(row: Row, device: str, where: str) -> Iterable[Problem]:
+def _check_row(row: Row, device: str, where: Callable[[str], str]) -> Iterable[Problem]:
     if not NAME.fullmatch(row.name) or row.name == "router":
-        yield Problem(
-            f"{where}.name", repr(row.name), "lower-case letters, digits and dashes, 25 at most, not 'router'"
-        )
+        expected = "lower-case letters, digits and dashes, 25 at most, not 'router'"
+        yield Problem(where("name"), repr(row.name), expected)
     if row.role == "prefill" and row.bootstrap_port is None:
-        yield Problem(f"{where}.bootstrap_port", "none", "a port: a prefill serves the KV bootstrap")
+        yield Problem(where("bootstrap_port"), "none", "a port: a prefill serves the KV bootstrap")
     if row.role == "decode" and row.bootstrap_port is not None:
-        yield Problem(f"{where}.bootstrap_port", str(row.bootstrap_port), "none: it belongs to a prefill")
+        yield Problem(where("bootstrap_port"), str(row.bootstrap_port), "none: it belongs to a prefill")
     if device == "cuda" and not row.gpus:
-        yield Problem(f"{where}.gpus", "no GPU", "at least one, or tandem_device: cpu")
+        yield Problem(where("gpus"), "no GPU", "at least one, or tandem_device: cpu")
     if device == "cpu" and row.gpus:
-        yield Problem(f"{where}.gpus", str(list(row.gpus)), "none, since tandem_device is cpu")
+        yield Problem(where("gpus"), str(list(row.gpus)), "none, since tandem_device is cpu")
     if any(gpu < 0 for gpu in row.gpus):
-        yield Problem(f"{where}.gpus", str(list(row.gpus)), "indices from 0")
+        yield Problem(where("gpus"), str(list(row.gpus)), "indices from 0")
     if row.numa_node < 0:
-        yield Problem(f"{where}.numa_node", str(row.numa_node), "a NUMA node from 0")
+        yield Problem(where("numa_node"), str(row.numa_node), "a NUMA node from 0")
     if not LOWEST_PORT <= row.port <= 65535:
-        yield Problem(f"{where}.port", str(row.port), f"{LOWEST_PORT} to 65535")
+        yield Problem(where("port"), str(row.port), f"{LOWEST_PORT} to 65535")
     if row.bootstrap_port is not None and not 1024 <= row.bootstrap_port <= 65535:
-        yield Problem(f"{where}.bootstrap_port", str(row.bootstrap_port), "1024 to 65535")
+        yield Problem(where("bootstrap_port"), str(row.bootstrap_port), "1024 to 65535")
 
 
-def _twice(pairs: Iterable[tuple[Any, str]], where: str, found: str, expected: str) -> list[Problem]:
+def _shared(pairs: Iterable[tuple[Any, str]]) -> list[tuple[Any, list[str]]]:
+    """The keys that more than one owner has, with their owners."""
     owners: dict[Any, list[str]] = {}
     for key, owner in pairs:
         owners.setdefault(key, []).append(owner)
-    return [
-        Problem(where, found.format(key, " and ".join(names)), expected)
-        for key, names in sorted(owners.items())
-        if len(names) > 1
-    ]
+    return [(key, names) for key, names in sorted(owners.items()) if len(names) > 1]
 
 
 def is_loopback(address: str) -> bool:
