@@ -9,7 +9,7 @@ from pathlib import Path
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes a text file beside its place and renames it there. Makes missing folders, readable by all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
@@ -22,6 +22,14 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
         Path(beside).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Makes a folder and those above it that are missing, readable by all whatever the umask is."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
 
 
 def sync_folder(path: Path) -> None:
