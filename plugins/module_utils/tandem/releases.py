@@ -68,13 +68,13 @@ def build(instance: Mapping[str, Any], unit: str, helper: str, gpu_addresses: Ma
 
 
 def stage(release: Release) -> None:
-    """Writes the release beside, then renames it into place. Readable by the instance's own user only through root's
-    group-less 0755: it holds no secret."""
+    """Writes the release beside, then renames it into place. All may read it: it holds no secret."""
     partial = release.path.with_name(f".{release.id}.partial")
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
-    partial.chmod(0o755)
+    for folder in (partial.parent, partial):
+        folder.chmod(0o755)  # whatever root's umask is
     for name, content in release.files.items():
         file = partial / name
         file.write_text(content)
