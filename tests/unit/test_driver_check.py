@@ -240,8 +240,9 @@ def test_a_kernel_without_numa_has_no_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        # The open module, as recorded on the H200; then the other module, as NVIDIA's documentation shows it.
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)\nGCC version: gcc\n",
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build  (dvs-builder)\nGCC version: 12.2\n",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder)\n",
     ],
 )
 def test_the_loaded_module_names_its_version(text: str) -> None:
@@ -383,6 +384,8 @@ def test_minus_one_is_no_fault_on_a_host_with_a_single_node() -> None:
     assert [row.observed for row in findings if row.id == "gpu_numa"] == [
         "GPU 0 on node 0 (sysfs says -1, as is usual on a host with a single node)"
     ]
+    findings = judge_host(facts, replace(wanted, placements=(Placement("plain-0", (0,), 1),)))
+    assert "node -1, on a host with the single node 0" in broken(findings)["gpu_numa"].observed
 
 
 def test_a_host_that_computes_on_the_cpu_skips_the_rows_about_gpus_and_says_so() -> None:

@@ -306,7 +306,7 @@ def _gpu_numa(facts: HostFacts, wanted: Wanted) -> Iterator[Outcome]:
                 "run where the kernel shows the cards that nvidia-smi names in /sys/bus/pci/devices; on bare "
                 "metal, reboot and read dmesg",
             )
-        elif node == -1:
+        elif node == -1 and len(facts.nodes.online) > 1:
             yield Outcome(
                 False,
                 f"{who}: node -1, the firmware names none; online: {ranges(facts.nodes.online)}",
@@ -315,7 +315,8 @@ def _gpu_numa(facts: HostFacts, wanted: Wanted) -> Iterator[Outcome]:
                 "firmware; in a VM, give the card's bridge a node; until then the binding cannot be proven",
             )
         else:
-            yield Outcome(False, f"{who}: node {node}", expected)
+            only = f", on a host with the single node {facts.nodes.online[0]}" if len(facts.nodes.online) == 1 else ""
+            yield Outcome(False, f"{who}: node {node}{only}", expected)
     shown = "; ".join(f"GPU {ranges(gpus)} on node {node}" for node, gpus in sorted(right.items()))
     note = " (sysfs says -1, as is usual on a host with a single node)" if unnamed else ""
     if right:
