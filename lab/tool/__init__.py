@@ -1,0 +1,1 @@
+"""The program behind `lab/lab` and `lab/demo`: lab hosts without GPUs, in containers with real systemd and sshd."""

@@ -1,0 +1,73 @@
+"""The control node's tools: `.venv`, made from requirements/control.txt, every file checked against its hash."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+
+from lab.tool import shell
+from lab.tool.errors import LabError
+from lab.tool.inventory import package_index
+from lab.tool.paths import Paths
+
+STAMP = ".made-from"
+
+
+def requirement(lock: str, name: str) -> str:
+    """Return one package's lines of a lock file: its pin and its hashes.
+
+    Raises LabError if the lock does not pin it.
+    """
+    block: list[str] = []
+    for line in lock.splitlines():
+        if block:
+            if not line.startswith(" ") or line.lstrip().startswith("#"):
+                break
+            block.append(line)
+        elif line.startswith(f"{name}=="):
+            block.append(line)
+    if not block:
+        raise LabError(f"the control node's lock pins no {name}; `make locks` writes it anew")
+    return "\n".join(block) + "\n"
+
+
+def stamp(lock: str, python: str, version: str) -> str:
+    """Return what `.venv` is good for: this lock, this interpreter. Anything else means: make it anew."""
+    return hashlib.sha256("\n".join((lock, python, version)).encode()).hexdigest()
+
+
+def ensure(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
+    """Have `.venv` as the lock says; return a one-line account. Nothing is done if it is already so."""
+    lock = paths.lock.read_text(encoding="utf-8")
+    wanted = stamp(lock, sys.executable, sys.version)
+    mark = paths.venv / STAMP
+    if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
+        return f"{paths.venv.name}, as {paths.lock.relative_to(paths.repo)} says"
+    python = str(paths.venv / "bin" / "python")
+    mark.unlink(missing_ok=True)
+    log = paths.logs / "control-tools.log"
+    shell.long_step([sys.executable, "-m", "venv", "--clear", str(paths.venv)], "python -m venv", log)
+    first = paths.cache / "uv.txt"
+    first.write_text(requirement(lock, "uv"), encoding="utf-8")
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-cache-dir",
+        "--no-deps",
+        "--require-hashes",
+        "--requirement",
+        str(first),
+    ]
+    shell.long_step(pip, "pip install uv", log)
+    settings = {
+        **environ,
+        "UV_CACHE_DIR": str(paths.cache / "uv"),
+        "UV_DEFAULT_INDEX": package_index(environ),
+        "VIRTUAL_ENV": str(paths.venv),
+    }
+    uv = str(paths.venv / "bin" / "uv")
+    shell.long_step([uv, "pip", "sync", "--require-hashes", str(paths.lock)], "uv pip sync", log, settings)
+    mark.write_text(wanted, encoding="utf-8")
+    return f"{paths.venv.name}, made from {paths.lock.relative_to(paths.repo)}"
