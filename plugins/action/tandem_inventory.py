@@ -39,7 +39,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
-        inventory = Inventory(self._loader, variables)
+        inventory = Inventory(self._loader, variables, bool(self._task.args.get("check_files", True)))
         try:
             made, warnings = inventory.plan(variables["inventory_hostname"])
         except TandemError as error:
@@ -123,8 +123,9 @@ class Settings:
 class Inventory:
     """What the inventory says of all hosts of the run's groups."""
 
-    def __init__(self, loader: Any, task_vars: Mapping[str, Any]) -> None:
+    def __init__(self, loader: Any, task_vars: Mapping[str, Any], check_files: bool) -> None:
         self.loader = loader
+        self.check_files = check_files
         self.task_vars = task_vars
         self.groups = task_vars["groups"]
         self.roles = Roles(loader)
@@ -168,6 +169,7 @@ class Inventory:
                 rows, values["tandem_device"], lambda suffix: mine.at("tandem_instances", suffix)
             )
             problems += self._check_kernels(mine)
+            problems += self._check_manifest(mine)
             problems += self._check_engine(mine, "tandem_engine", "server", servers.check)
         listeners = [(port, row.name, use) for row in rows for use, port in row.ports().items()]
         if mine.host in self.groups[ROUTER_GROUP]:
@@ -194,6 +196,13 @@ class Inventory:
     def _check_kernels(self, mine: Settings) -> list[Problem]:
         where = mine.origin["tandem_kernels"]
         return [problem for row in mine.values["tandem_kernels"] for problem in packages.check_row(row, ROOT, where)]
+
+    def _check_manifest(self, mine: Settings) -> list[Problem]:
+        manifest = _manifest(mine.values)
+        if not self.check_files or manifest.is_file():
+            return []
+        expected = "a sha256sum of the model's files on the control node, absolute or relative to the repository"
+        return [Problem(mine.origin["model_sync_manifest"], f"no file {manifest}", expected)]
 
     def _check_workers(self, peers: list[Settings]) -> list[Problem]:
         workers = _workers(peers)
@@ -239,7 +248,7 @@ class Inventory:
             engine, rows = self._engine(values["tandem_engine"]), _rows(mine)
             declared = [packages.plan_row(row, ROOT) for row in values["tandem_kernels"]]
             made["engine"] = {**engine.data, "name": engine.name, "dir": engine.directory}
-            made["model"] = plan.model(values)
+            made["model"] = {**plan.model(values), "manifest": str(_manifest(values))}
             made["kernels"] = declared
             made["runtimes"].append(engine.runtime(sorted({row.role for row in rows})))
             made["instances"] += [plan.server(row, rows, values, engine, declared) for row in rows]
@@ -281,6 +290,10 @@ def _engine_dir(name: str) -> Path | None:
         if (parent / str(name) / "engine.yml").exists():
             return parent / str(name)
     return None
+
+
+def _manifest(values: Mapping[str, Any]) -> Path:
+    return Path(ROOT, values["model_sync_manifest"])
 
 
 def _rows(settings: Settings) -> list[split.Row]:

@@ -11,7 +11,11 @@ description:
   - Checks everything that the inventory alone can tell and reports all faults at once, each with what was found,
     what was expected, and the file and line to change.
   - Returns the host's plan. The prologue registers it as C(tandem_plan), which every role of Tandem reads.
-options: {}
+options:
+  check_files:
+    description: Whether files that the inventory names must be on the control node. Not needed to render.
+    type: bool
+    default: true
 attributes:
   check_mode: {support: full}
   diff_mode: {support: none}

@@ -23,7 +23,7 @@ SOUND: dict[str, Any] = {
     "tandem_model_name": "a-model",
     "tandem_model_revision": "r1",
     "model_sync_source": "/srv/models/a-model",
-    "model_sync_manifest": "a-model.sha256",
+    "model_sync_manifest": "README.md",
 }
 
 
@@ -42,7 +42,9 @@ def one(folder: Path, **changes: Any) -> Path:
     return write(folder, {"gpu1": {}}, ["gpu1"], ["gpu1"], **{**SOUND, **changes})
 
 
-def plan(inventory: Path, host: str = "gpu1", extra: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+def plan(
+    inventory: Path, host: str = "gpu1", extra: dict[str, Any] | None = None, check_files: bool = True
+) -> tuple[dict[str, Any], list[str]]:
     """The plan and the warnings of a host, as the first play makes them."""
     loader = DataLoader()
     loader.set_basedir(str(ROOT))
@@ -52,4 +54,4 @@ def plan(inventory: Path, host: str = "gpu1", extra: dict[str, Any] | None = Non
     manager.set_inventory(hosts)
     HostVars(hosts, manager, loader)
     variables = manager.get_vars(host=hosts.get_host(host), include_hostvars=True)
-    return Inventory(loader, variables).plan(host)
+    return Inventory(loader, variables, check_files).plan(host)
