@@ -1,14 +1,51 @@
-"""What the scenarios' tests share: systemd as an operator sees it, waits on conditions, faults by drop-in."""
+"""What the scenarios' tests share: systemd and Ansible as an operator sees them, waits on conditions, faults."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Play:
+    """What a run of ansible-playbook printed, and the numbers of its recap by host."""
+
+    rc: int
+    output: str
+
+    def recap(self, host: str) -> dict[str, int]:
+        """ok, changed, unreachable, failed, skipped, rescued, ignored."""
+        line = re.search(rf"^{re.escape(host)} +: (.*)$", self.output, re.MULTILINE)
+        assert line, self.output
+        return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", line[1])}
+
+    def tasks(self, host: str) -> int:
+        """Tasks that this host ran or skipped."""
+        recap = self.recap(host)
+        return recap["ok"] + recap["skipped"] + recap["failed"]
+
+
+def play(playbook: str, *words: str, inventory: Path, extra: dict[str, Any] | None = None) -> Play:
+    """Runs a playbook as an operator does, from the repository with its own ansible.cfg."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "MOLECULE_"))}
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", str(inventory), *words]
+    if extra:
+        command += ["-e", json.dumps(extra)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return Play(done.returncode, done.stdout + done.stderr)
 
 
 def run(host: Host, command: str, *, ok: bool = True) -> str:
@@ -60,5 +97,9 @@ def drop_in(host: Host, unit: str, **settings: str) -> Iterator[None]:
     try:
         yield
     finally:
-        run(host, f"rm -r {folder} && systemctl daemon-reload && systemctl stop {unit}; systemctl reset-failed {unit}", ok=False)
+        run(
+            host,
+            f"rm -r {folder} && systemctl daemon-reload && systemctl stop {unit}; systemctl reset-failed {unit}",
+            ok=False,
+        )
         run(host, f"systemctl start {unit}")

@@ -1,4 +1,4 @@
-"""The unit of a server under what engines do: crash, die while starting, die again and again, leak, stop with work in hand."""
+"""The unit of a server under what engines do: crash, die while starting or again and again, leak, stop with work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_runs_as_declared(host: Host) -> None:
     assert run(host, f"grep -w Cpus_allowed_list /proc/{pid}/status")
     policy = run(host, f"cat /proc/{pid}/numa_maps").split("\n")[0]
     assert "bind:0" in policy, "numactl --membind did not reach the engine"
-    assert run(host, f"readlink /proc/{pid}/ns/pid") == run(host, "readlink /proc/1/ns/pid"), "a PID namespace breaks KV"
+    assert run(host, f"readlink /proc/{pid}/ns/pid") == run(host, "readlink /proc/1/ns/pid"), (
+        "a PID namespace breaks KV"
+    )
     assert "NoNewPrivs:\t1" in run(host, f"cat /proc/{pid}/status")
 
 
@@ -96,9 +98,9 @@ def test_dying_again_and_again_trips_the_start_limit(host: Host) -> None:
     with drop_in(host, DECODE, Environment='"LIGHT_ENGINE_DIE=kill" "LIGHT_ENGINE_DIE_WHEN=2"'):
         run(host, f"systemctl restart {DECODE}")
         wait("given up", lambda: show(host, DECODE)["ActiveState"] == "failed", 120)
-        assert "start-limit-hit" in run(host, f"systemctl status {DECODE}; journalctl -u {DECODE} -n 20 -o cat", ok=False) or (
-            show(host, DECODE)["Result"] == "start-limit-hit"
-        )
+        assert "start-limit-hit" in run(
+            host, f"systemctl status {DECODE}; journalctl -u {DECODE} -n 20 -o cat", ok=False
+        ) or (show(host, DECODE)["Result"] == "start-limit-hit")
     # The commanded start above (reset-failed, start) worked again.
     assert show(host, DECODE)["ActiveState"] == "active"
 
