@@ -159,7 +159,8 @@ def main() -> None:
         write_atomically(path, text)
     for row in findings:
         if row.status == "warn":
-            module.warn(f"{row.id}: {row.observed}; expected {row.expected}. Fix: {row.fix}")
+            told = f"{row.id}: {row.observed}; expected {row.expected}. "
+            module.warn(told + (f"Accepted on this host: {row.reason}" if row.reason else f"Fix: {row.fix}"))
     result: dict[str, Any] = {
         "changed": text != before,
         "findings": record["findings"],

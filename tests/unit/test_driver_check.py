@@ -321,7 +321,7 @@ FAULTS: list[tuple[str, str, Callable[[HostFacts], HostFacts], str]] = [
     ("gpu_model", "other model", lambda f: with_gpu(f, 5, name="NVIDIA H200"), "GPU 5: NVIDIA H200"),
     ("gpu_memory", "small", lambda f: with_gpu(f, 1, memory_mib=48000), "GPU 1 at 0000:12:00.0: 46.9 GiB"),
     ("gpu_memory", "unknown", lambda f: with_gpu(f, 1, memory_mib=None), "unknown"),
-    ("gpu_numa", "wrong node", lambda f: moved(f, 4, 0), "GPU 4 at 0000:a1:00.0 (decode-0): node 0"),
+    ("gpu_numa", "wrong node", lambda f: moved(f, 4, 0), "GPU 4 (decode-0, 0000:a1:00.0): node 0"),
     ("gpu_numa", "-1", lambda f: moved(f, 2, -1), "BIOS (AMD: NPS"),
     ("gpu_numa", "no device", lambda f: moved(f, 2, None), "sysfs has no such PCI device"),
     (
@@ -369,8 +369,20 @@ def test_every_check_has_a_fault_that_turns_it_red() -> None:
 def test_a_card_on_the_wrong_node_is_one_finding_and_the_others_still_pass() -> None:
     rows = [row for row in judge_host(moved(healthy(), 4, 0), SPLIT) if row.id == "gpu_numa"]
     assert [(row.status, row.observed) for row in rows] == [
-        ("fail", "GPU 4 at 0000:a1:00.0 (decode-0): node 0"),
+        ("fail", "GPU 4 (decode-0, 0000:a1:00.0): node 0"),
         ("pass", "GPU 0-3 on node 0; GPU 5-7 on node 1"),
+    ]
+
+
+def test_cards_with_one_fault_are_one_finding() -> None:
+    facts = healthy()
+    for gpu in (1, 2, 3, 4, 7):
+        facts = moved(facts, gpu, -1)
+    rows = [row.observed.partition(": node")[0] for row in judge_host(facts, SPLIT) if row.id == "gpu_numa"]
+    assert rows == [
+        "GPU 1-3 (prefill-0, 0000:12:00.0, 0000:13:00.0, 0000:14:00.0)",
+        "GPU 4, 7 (decode-0, 0000:a1:00.0, 0000:a4:00.0)",
+        "GPU 0 on node 0; GPU 5-6 on node 1",
     ]
 
 
@@ -528,7 +540,7 @@ def test_the_module_fails_once_with_every_finding_and_keeps_them(
     result = run_module(tandem_driver_check.main, params)
     assert result["failed"]
     assert "2 failed" in result["msg"]
-    assert "GPU 4 at 0000:a1:00.0 (decode-0): node 0" in result["msg"]
+    assert "GPU 4 (decode-0, 0000:a1:00.0): node 0" in result["msg"]
     assert "glibc 2.31" in result["msg"]
     assert json.loads(Path(params["report"]).read_text(encoding="utf-8"))["counts"]["fail"] == 2
 

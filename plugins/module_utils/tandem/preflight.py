@@ -286,38 +286,42 @@ def _gpu_numa(facts: HostFacts, wanted: Wanted) -> Iterator[Outcome]:
     if nothing:
         yield nothing
         return
+    online = facts.nodes.online
     right: dict[int, list[int]] = {}
+    wrong: dict[tuple[Placement, int | None], list[Gpu]] = {}
     unnamed = False
     for row, gpu in _used(facts, wanted):
         node = facts.gpu_nodes.get(gpu.pci)
-        alone = facts.nodes.online == (row.numa_node,)
-        who = f"GPU {gpu.index} at {gpu.pci} ({row.name})"
-        expected = f"NUMA node {row.numa_node}, as {row.name} declares"
         if row.numa_node is None:
             continue
-        if node == row.numa_node or (node == -1 and alone):
+        if node == row.numa_node or (node == -1 and online == (row.numa_node,)):
             unnamed = unnamed or node == -1
             right.setdefault(row.numa_node, []).append(gpu.index)
-        elif node is None:
+        else:
+            wrong.setdefault((row, node), []).append(gpu)
+    for (row, node), gpus in wrong.items():
+        where = f"GPU {ranges(gpu.index for gpu in gpus)} ({row.name}, {', '.join(gpu.pci for gpu in gpus)})"
+        expected = f"NUMA node {row.numa_node}, as {row.name} declares"
+        if node is None:
             yield Outcome(
                 False,
-                f"{who}: sysfs has no such PCI device, its node is unknown",
+                f"{where}: sysfs has no such PCI device, the node is unknown",
                 expected,
                 "run where the kernel shows the cards that nvidia-smi names in /sys/bus/pci/devices; on bare "
                 "metal, reboot and read dmesg",
             )
-        elif node == -1 and len(facts.nodes.online) > 1:
+        elif node == -1 and len(online) > 1:
             yield Outcome(
                 False,
-                f"{who}: node -1, the firmware names none; online: {ranges(facts.nodes.online)}",
+                f"{where}: node -1, the firmware names none; online: {ranges(online)}",
                 expected,
                 "set the NUMA mode in the BIOS (AMD: NPS, and ACPI SRAT/_PXM for PCIe) or update the "
                 "firmware; in a VM, give the card's bridge a node; until then the binding cannot be proven",
             )
         else:
-            only = f", on a host with the single node {facts.nodes.online[0]}" if len(facts.nodes.online) == 1 else ""
-            yield Outcome(False, f"{who}: node {node}{only}", expected)
-    shown = "; ".join(f"GPU {ranges(gpus)} on node {node}" for node, gpus in sorted(right.items()))
+            only = f", on a host with the single node {online[0]}" if len(online) == 1 else ""
+            yield Outcome(False, f"{where}: node {node}{only}", expected)
+    shown = "; ".join(f"GPU {ranges(indices)} on node {node}" for node, indices in sorted(right.items()))
     note = " (sysfs says -1, as is usual on a host with a single node)" if unnamed else ""
     if right:
         yield Outcome(True, shown + note)
