@@ -9,5 +9,5 @@ import ansible.module_utils
 
 ROOT = Path(__file__).resolve().parent.parent
 ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
-for folder in ("plugins/modules", "plugins/action", "lab", "tools", "roles/instance/files"):
+for folder in (".", "plugins/modules", "plugins/action", "lab", "tools", "roles/instance/files"):
     sys.path.insert(0, str(ROOT / folder))

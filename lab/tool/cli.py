@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 from lab.tool import hosts, image, inventory, machine, say, shell, venv
+from lab.tool.checks import check, drills, test
+from lab.tool.demo import demo
 from lab.tool.errors import LabError
 from lab.tool.hosts import Lab
 from lab.tool.paths import MARKER, Paths
+from lab.tool.setup import setup_stages
 
 MARKS = {"ok": say.green("ok  "), "note": say.bold("note"), "bad": say.red("bad ")}
 
@@ -57,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER)
     one = verb("reboot", reboot, "stop a host and start it again")
     one.add_argument("name", metavar="NAME")
+    verb("demo", demo, "all of it: setup, a host, site.yml, and questions to the router")
+    verb("check", check, "linters and unit tests")
+    one = verb("test", test, "check, then every molecule scenario; with names: these scenarios alone")
+    one.add_argument("scenarios", metavar="SCENARIO", nargs="*", default=[])
+    verb("drills", drills, "the long series: molecule scenarios drill_*")
+    verb("locks", make_locks, "pin the control node's tools anew: requirements/control.in -> control.txt")
     verb("status", status, "show hosts and caches")
     one = verb("down", down, "destroy hosts; caches stay")
     which = one.add_mutually_exclusive_group(required=True)
@@ -74,18 +83,6 @@ def doctor(paths: Paths, _: argparse.Namespace) -> int:
     return 1 if any(finding.level == "bad" for finding in findings) else 0
 
 
-def check_machine(paths: Paths) -> str:
-    """Raise LabError with all that is wrong with this machine; return a one-line account otherwise."""
-    findings = machine.judge(machine.gather(paths, sys.version_info[:2]), paths.cache)
-    bad = [finding.text for finding in findings if finding.level == "bad"]
-    if bad:
-        raise LabError("\n       ".join(bad))
-    for finding in findings:
-        if finding.level == "note":
-            say.line(f"{MARKS['note']} {finding.text}")
-    return "; ".join(finding.text for finding in findings if finding.level == "ok")
-
-
 def packages(paths: Paths, _: argparse.Namespace) -> int:
     """Install missing Debian packages."""
     paths.claim()
@@ -93,24 +90,16 @@ def packages(paths: Paths, _: argparse.Namespace) -> int:
     return 0
 
 
-def setup_stages(paths: Paths, stages: say.Stages) -> Lab:
-    """Prepare machine, tools and image, with one printed line a stage; return the lab."""
-    with stages.stage("machine") as stage:
-        stage.result = check_machine(paths)
-    paths.claim()
-    with stages.stage("packages") as stage:
-        stage.result = machine.install_packages(paths)
-    with stages.stage("tools") as stage:
-        stage.result = venv.ensure(paths)
-    lab = Lab(paths)
-    with stages.stage("image") as stage:
-        stage.result = lab.image("bookworm")
-    return lab
-
-
 def setup(paths: Paths, _: argparse.Namespace) -> int:
     """Prepare everything that is not a host."""
     setup_stages(paths, say.Stages())
+    return 0
+
+
+def make_locks(paths: Paths, _: argparse.Namespace) -> int:
+    """Resolve the control node's lock anew."""
+    paths.claim()
+    say.line(venv.lock(paths))
     return 0
 
 

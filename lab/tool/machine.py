@@ -121,7 +121,7 @@ def judge(facts: Facts, cache: Path) -> list[Finding]:
     elif lacks:
         findings.append(Finding("bad", f"{name}: missing {'; '.join(lacks)}"))
     elif system.tested:
-        findings.append(Finding("ok", f"{name}, Python {_dotted(facts.python)}, systemd {facts.systemd}"))
+        findings.append(Finding("ok", f"{system.name}, Python {_dotted(facts.python)}, systemd {facts.systemd}"))
     else:
         findings.append(Finding("note", f"{name}: written for, but untested. Tested: Debian 12 and 13."))
     if facts.architecture != "x86_64":
@@ -143,7 +143,7 @@ def judge(facts: Facts, cache: Path) -> list[Finding]:
             )
         )
     else:
-        findings.append(Finding("ok", f"{say.size(facts.disk_free)} free for {cache}{cached}"))
+        findings.append(Finding("ok", f"{say.size(facts.disk_free)} free{cached}"))
     if facts.memory < MEMORY_ADVISED:
         findings.append(
             Finding("note", f"{say.size(facts.memory)} of memory; the demo's pair wants {say.size(MEMORY_ADVISED)}")

@@ -31,15 +31,15 @@ def requirement(lock: str, name: str) -> str:
     return "\n".join(block) + "\n"
 
 
-def stamp(lock: str, python: str, version: str) -> str:
-    """Return what `.venv` is good for: this lock, this interpreter. Anything else means: make it anew."""
-    return hashlib.sha256("\n".join((lock, python, version)).encode()).hexdigest()
+def stamp(lock: str, *of: str) -> str:
+    """Return what `.venv` is good for: this lock, this interpreter, this place. Else it is made anew."""
+    return hashlib.sha256("\n".join((lock, *of)).encode()).hexdigest()
 
 
 def ensure(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     """Have `.venv` as the lock says; return a one-line account. Nothing is done if it is already so."""
     lock = paths.lock.read_text(encoding="utf-8")
-    wanted = stamp(lock, sys.executable, sys.version)
+    wanted = stamp(lock, sys.executable, sys.version, str(paths.venv))
     mark = paths.venv / STAMP
     if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
         return f"{paths.venv.name}, as {paths.lock.relative_to(paths.repo)} says"
@@ -61,13 +61,40 @@ def ensure(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
         str(first),
     ]
     shell.long_step(pip, "pip install uv", log)
-    settings = {
+    uv = [str(paths.venv / "bin" / "uv"), "pip", "sync", "--require-hashes", str(paths.lock)]
+    shell.long_step(uv, "uv pip sync", log, uv_settings(paths, environ))
+    mark.write_text(wanted, encoding="utf-8")
+    return f"{paths.venv.name}, made from {paths.lock.relative_to(paths.repo)}"
+
+
+def uv_settings(paths: Paths, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of uv: this machine's package index, the lab's cache, `.venv`."""
+    return {
         **environ,
         "UV_CACHE_DIR": str(paths.cache / "uv"),
         "UV_DEFAULT_INDEX": package_index(environ),
         "VIRTUAL_ENV": str(paths.venv),
     }
-    uv = str(paths.venv / "bin" / "uv")
-    shell.long_step([uv, "pip", "sync", "--require-hashes", str(paths.lock)], "uv pip sync", log, settings)
-    mark.write_text(wanted, encoding="utf-8")
-    return f"{paths.venv.name}, made from {paths.lock.relative_to(paths.repo)}"
+
+
+def lock(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
+    """Pin requirements/control.in anew with the newest versions that it allows; return a one-line account.
+
+    One lock for every Python from 3.11 on, so that Debian 12 and 13 run the same tools.
+    """
+    ensure(paths, environ)
+    source = paths.lock.with_suffix(".in")
+    command = [
+        str(paths.venv / "bin" / "uv"),
+        *("pip", "compile", "--quiet", "--upgrade", "--no-config", "--universal", "--generate-hashes"),
+        *("--python-version", "3.11", "--fork-strategy", "fewest", "--custom-compile-command", "make locks"),
+        str(source.relative_to(paths.repo)),
+        *("--output-file", str(paths.lock.relative_to(paths.repo))),
+    ]
+    shell.long_step(
+        ["env", "-C", str(paths.repo), *command],
+        "uv pip compile",
+        paths.logs / "locks.log",
+        uv_settings(paths, environ),
+    )
+    return f"{paths.lock.relative_to(paths.repo)} is pinned anew; `make setup` installs it"
