@@ -143,7 +143,14 @@ class Inventory:
         problems = self._check(mine, peers)
         if problems:
             raise TandemError(report("The inventory does not fit, nothing was touched", problems))
-        return self._make(mine, peers), servers.warnings(mine.values) if host in self.groups[GPU_GROUP] else []
+        return self._make(mine, peers), self._warnings(mine, peers)
+
+    def _warnings(self, mine: Settings, peers: list[Settings]) -> list[str]:
+        found = servers.warnings(mine.values) if mine.host in self.groups[GPU_GROUP] else []
+        if mine.host in self.groups[ROUTER_GROUP]:
+            router = self._engine(mine.values["router_release"])
+            found += routers.warnings(mine.values, router.data, _workers(peers))
+        return found
 
     def _settings(self, host: str) -> Settings:
         own = host == self.task_vars["inventory_hostname"]
@@ -241,6 +248,8 @@ class Inventory:
             "runtimes": [],
             "kernels": [],
             "routers": self._routers(peers),
+            "package_index_url": values["tandem_package_index_url"],
+            "package_ca_file": values["tandem_package_ca_file"],
             "stop_foreign": values["tandem_stop_foreign"],
             "stop_foreign_timeout": values["tandem_stop_foreign_timeout"],
         }
@@ -250,12 +259,14 @@ class Inventory:
             made["engine"] = {**engine.data, "name": engine.name, "dir": engine.directory}
             made["model"] = {**plan.model(values), "manifest": str(_manifest(values))}
             made["kernels"] = declared
-            made["runtimes"].append(engine.runtime(sorted({row.role for row in rows})))
+            made["runtimes"].append(engine.runtime(sorted({row.role for row in rows}), values["tandem_device"]))
             made["instances"] += [plan.server(row, rows, values, engine, declared) for row in rows]
         if mine.host in self.groups[ROUTER_GROUP]:
             engine = self._engine(values["router_release"])
-            made["runtimes"].append(engine.runtime(["router"]))
-            made["instances"].append(plan.router(values, engine, _workers(peers)))
+            made["runtimes"].append(engine.runtime(["router"], ""))
+            made["instances"].append(
+                plan.router(values, engine, self._engine(values["tandem_engine"]), _workers(peers))
+            )
         return made
 
     def _routers(self, peers: list[Settings]) -> list[dict[str, Any]]:

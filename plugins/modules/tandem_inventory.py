@@ -57,6 +57,14 @@ routers:
   description: The routers of the fleet and the servers behind them.
   returned: success
   type: list
+package_index_url:
+  description: The Python package index.
+  returned: success
+  type: str
+package_ca_file:
+  description: CA bundle for that index, on the control node.
+  returned: success
+  type: str
 stop_foreign:
   description: Whether the operator consents to stop strangers on our ports.
   returned: success

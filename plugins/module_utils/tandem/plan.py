@@ -38,7 +38,11 @@ class Engine:
     def runtime_path(self) -> str:
         return f"{RUNTIMES}/{self.runtime_id}"
 
-    def runtime(self, kinds: Sequence[str]) -> dict[str, Any]:
+    def runtime(self, kinds: Sequence[str], device: str) -> dict[str, Any]:
+        """The runtime as the plan carries it, with the Debian packages that it needs on that device."""
+        packages = list(self.data["packages"])
+        if device == "cuda":
+            packages += self.data.get("packages_cuda", [])
         return {
             "id": self.runtime_id,
             "engine": self.name,
@@ -46,7 +50,8 @@ class Engine:
             "path": self.runtime_path,
             "kinds": list(kinds),
             "import_check": self.data["import_check"],
-            "packages": list(self.data.get("packages") or []),
+            "packages": packages,
+            "disk_gib": self.data.get("disk_gib", 0),
         }
 
 
@@ -90,8 +95,10 @@ def server(
     }
 
 
-def router(settings: Mapping[str, Any], engine: Engine, workers: Sequence[routers.Worker]) -> dict[str, Any]:
-    """The plan of a host's router."""
+def router(
+    settings: Mapping[str, Any], engine: Engine, server: Engine, workers: Sequence[routers.Worker]
+) -> dict[str, Any]:
+    """The plan of a host's router, in front of servers of the release `server`."""
     host, port = settings["router_host"], settings["router_port"]
     name = "router"
     return {
@@ -113,7 +120,7 @@ def router(settings: Mapping[str, Any], engine: Engine, workers: Sequence[router
         "argv": [
             f"{engine.runtime_path}/bin/python",
             *engine.data["entry"],
-            *routers.argv(settings, engine.data, workers),
+            *routers.argv(settings, engine.data, server.data, workers),
         ],
         "env": {
             "HOME": f"{HOMES}/{name}",
@@ -124,7 +131,7 @@ def router(settings: Mapping[str, Any], engine: Engine, workers: Sequence[router
         # The router is ready when it listens: it registers workers whenever they come.
         "ready": [{"url": f"http://{routers.reachable(host)}:{port}/liveness", "fields": {}}],
         "start_timeout": settings["router_start_timeout"],
-        "stop_timeout": settings["tandem_request_timeout"] + STOP_LINGER,
+        "stop_timeout": routers.stop_timeout(settings) + STOP_LINGER,
         "needs": [engine.runtime_path],
     }
 

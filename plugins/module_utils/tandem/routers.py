@@ -9,8 +9,6 @@ from typing import Any, Final
 from .flags import FlagSet
 from .problems import Problem
 
-# A held request is tried again this often.
-RETRY_INTERVAL_MS: Final = 1000
 OWNED: Final = {
     "--host": "router_host",
     "--port": "router_port",
@@ -41,8 +39,14 @@ class Worker:
         return f"http://{self.address}:{self.port}"
 
 
-def argv(settings: Mapping[str, Any], engine: Mapping[str, Any], workers: Sequence[Worker]) -> list[str]:
-    """The router's flags, in a fixed order."""
+def argv(
+    settings: Mapping[str, Any], router: Mapping[str, Any], server: Mapping[str, Any], workers: Sequence[Worker]
+) -> list[str]:
+    """The router's flags, in a fixed order. `router` and `server` are the data of both engine releases.
+
+    docs/router.md measured and explains each of them.
+    """
+    hold, request = settings["router_hold_timeout"], settings["tandem_request_timeout"]
     words = [
         "--pd-disaggregation",
         *(word for worker in workers for word in _worker(worker)),
@@ -51,24 +55,37 @@ def argv(settings: Mapping[str, Any], engine: Mapping[str, Any], workers: Sequen
         *("--prometheus-host", settings["router_metrics_host"]),
         *("--prometheus-port", str(settings["router_metrics_port"])),
         *("--policy", settings["router_policy"]),
-        *("--request-timeout-secs", str(settings["tandem_request_timeout"])),
-        # Held while the only decode is away: constant back-off, so that the product is the budget.
-        *("--retry-max-retries", str(settings["router_hold_timeout"] * 1000 // RETRY_INTERVAL_MS)),
-        *("--retry-initial-backoff-ms", str(RETRY_INTERVAL_MS)),
-        *("--retry-max-backoff-ms", str(RETRY_INTERVAL_MS)),
+        *("--request-timeout-secs", str(request)),
+        *("--shutdown-grace-period-secs", str(request + hold)),
+        # The hold: HOLD waits of one second between HOLD + 1 tries.
+        *("--retry-max-retries", str(hold + 1)),
+        *("--retry-initial-backoff-ms", "1000"),
+        *("--retry-max-backoff-ms", "1000"),
         *("--retry-backoff-multiplier", "1.0"),
         *("--retry-jitter-factor", "0.0"),
-        # One failing request with retries opens a breaker and shuts everybody out.
         "--disable-circuit-breaker",
-        *("--health-check-interval-secs", "2"),
-        *("--health-failure-threshold", "1"),
-        *("--health-success-threshold", "1"),
-        *("--health-check-endpoint", engine.get("health_check_endpoint", "/health")),
-        # A worker that comes late is registered however late it comes: ten years.
+        *_health(router, server),
+        # Ten years: a worker that comes late is registered however late it comes.
         *("--worker-startup-timeout-secs", "315360000"),
-        *("--worker-startup-check-interval", "2"),
+        *("--worker-startup-check-interval", "1"),
     ]
     return [*words, *settings["router_extra_args"]]
+
+
+def stop_timeout(settings: Mapping[str, Any]) -> int:
+    """Seconds that a stop may take: held requests and streams are finished first."""
+    return int(settings["tandem_request_timeout"] + settings["router_hold_timeout"])
+
+
+def warnings(settings: Mapping[str, Any], router: Mapping[str, Any], workers: Sequence[Worker]) -> list[str]:
+    """What is legal and fails requests."""
+    decodes = [worker for worker in workers if worker.role == "decode"]
+    if router.get("holds", True) or len(decodes) > 1:
+        return []
+    return [
+        f"{settings['router_release']} answers 503 while the only decode is redeployed; sglang-router-0.3.2 holds"
+        " requests meanwhile (docs/router.md)."
+    ]
 
 
 def check(settings: Mapping[str, Any], flags: FlagSet, origin: Mapping[str, str]) -> list[Problem]:
@@ -90,6 +107,18 @@ def check(settings: Mapping[str, Any], flags: FlagSet, origin: Mapping[str, str]
 def reachable(host: str) -> str:
     """An address at which a client on the router's own host reaches it."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - 2026-12-01: compared, not bound
+
+
+def _health(router: Mapping[str, Any], server: Mapping[str, Any]) -> list[str]:
+    # /health generates a token: it takes a second and fails beneath a long prefill, so it is asked rarely.
+    interval, timeout = ("2", "10") if server["ready_path"] == "/ready" else ("10", "25")
+    return [
+        *("--health-check-endpoint", server["ready_path"]),
+        *("--health-check-interval-secs", interval),
+        *("--health-check-timeout-secs", timeout),
+        *("--health-failure-threshold", str(router["health_failure_threshold"])),
+        *("--health-success-threshold", "1"),
+    ]
 
 
 def _worker(worker: Worker) -> list[str]:
