@@ -74,7 +74,7 @@ def rows(actions: Iterable[argparse.Action]) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0 when the JSON text was written. A wrong name ends with argparse's words, a missing engine with Python's."""
+    """Exit status 0 when the JSON text was written; a missing engine ends with Python's own words."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("engine", choices=sorted(ENGINES), help="the distribution whose parser is dumped")
     engine = options.parse_args(argv).engine
