@@ -186,6 +186,9 @@ class Inventory:
             ]
             problems += self._check_engine(mine, "router_release", "router", routers.check)
             problems += self._check_workers(peers)
+        if values["tandem_keep_releases"] < 2:
+            found = str(values["tandem_keep_releases"])
+            problems.append(Problem(mine.origin["tandem_keep_releases"], found, "2 or more, so that there is a way back"))
         problems += split.check_ports(listeners, mine.origin["tandem_instances"])
         for name in ("tandem_model_name", "tandem_model_revision"):
             if "/" in values[name] or values[name] in ("", ".", ".."):
@@ -248,6 +251,7 @@ class Inventory:
             "runtimes": [],
             "kernels": [],
             "routers": self._routers(peers),
+            "keep_releases": values["tandem_keep_releases"],
             "package_index_url": values["tandem_package_index_url"],
             "package_ca_file": values["tandem_package_ca_file"],
             "stop_foreign": values["tandem_stop_foreign"],

@@ -57,6 +57,10 @@ routers:
   description: The routers of the fleet and the servers behind them.
   returned: success
   type: list
+keep_releases:
+  description: Releases of an instance that are kept.
+  returned: success
+  type: int
 package_index_url:
   description: The Python package index.
   returned: success

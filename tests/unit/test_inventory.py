@@ -79,6 +79,7 @@ def test_a_sound_inventory_gives_a_plan(tmp_path: Path) -> None:
         ({"router_policy": "robin"}, ["router_policy", "round_robin"]),
         ({"tandem_model_name": "org/model"}, ["'org/model'", "one path segment"]),
         ({"tandem_model_name": "{{ nowhere }}"}, ["tandem_model_name", "nowhere"]),
+        ({"tandem_keep_releases": 1}, ["tandem_keep_releases", "2 or more"]),
         ({"model_sync_manifest": "nowhere.sha256"}, ["model_sync_manifest", "no file", "nowhere.sha256"]),
         ({"tandem_kernels": [{"name": "k", "source": "nowhere"}]}, ["no directory", "nowhere"]),
         ({"tandem_kernels": [{"name": "k", "kind": "wheel", "source": "x.whl"}]}, ["no wheel", "x.whl"]),
