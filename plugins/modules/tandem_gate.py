@@ -25,6 +25,10 @@ options:
     description: The model's served name.
     type: str
     required: true
+  key:
+    description: Key of the router's worker API, where it has one.
+    type: str
+    default: ""
   questions:
     description: The questions, with C(prompt), C(expect) (a regular expression for the answer) and C(max_tokens).
     type: list
@@ -90,6 +94,7 @@ def main() -> None:
             "router": {"type": "str", "required": True},
             "workers": {"type": "list", "elements": "dict", "required": True},
             "model": {"type": "str", "required": True},
+            "key": {"type": "str", "default": "", "no_log": True},
             "questions": {"type": "list", "elements": "dict", "required": True},
             "count": {"type": "int", "default": 8},
             "parallel": {"type": "int", "default": 4},
@@ -110,7 +115,7 @@ def run(params: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Asks and judges. Returns the module's result and the faults."""
     router, workers = params["router"], params["workers"]
     began = time.monotonic()
-    missing = gate.wait_registered(router, workers, params["register_timeout"])
+    missing = gate.wait_registered(router, workers, params["register_timeout"], params["key"])
     if missing:
         return {"changed": False}, [f"after {params['register_timeout']} s, {missing}"]
     registered = time.monotonic()

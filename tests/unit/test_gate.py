@@ -77,6 +77,7 @@ def faults(router: Router, register_timeout: float = 0.1) -> list[str]:
                 {"role": role, "name": f"{role}-0", "host": "gpu1", "url": url} for role in ("prefill", "decode")
             ],
             "model": "m",
+            "key": "",
             "questions": [{"prompt": "capital?", "expect": "Paris", "max_tokens": 5}],
             "count": 2,
             "parallel": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def test_a_sound_inventory_gives_a_plan(tmp_path: Path) -> None:
         ({"tandem_engine": "sglang-9"}, ["'sglang-9'", "sglang-0.5.23"]),
         ({"router_release": "sglang-0.5.23"}, ["router_release", "sglang-router-0.3.2"]),
         ({"tandem_engine": "sglang-router-0.3.2"}, ["tandem_engine", "sglang-0.5.23"]),
+        ({"router_host": "0.0.0.0"}, ["router_control_plane_key", "no key", "share the port"]),
+        ({"router_control_plane_key": "short"}, ["a key of 5 characters", "{32,}"]),
         ({"router_policy": "robin"}, ["router_policy", "round_robin"]),
         ({"tandem_model_name": "org/model"}, ["'org/model'", "one path segment"]),
         ({"tandem_model_name": "{{ nowhere }}"}, ["tandem_model_name", "nowhere"]),
@@ -161,6 +164,7 @@ def test_triton_without_kernels_is_warned_about(tmp_path: Path) -> None:
     _made, warnings = plan(one(tmp_path, **sm120))
     assert "without kernel packages" in warnings[0]
     (tmp_path / "kernel").mkdir()
+    (tmp_path / "kernel" / "a_kernel.py").write_text("")
     kernels = [{"name": "k", "source": str(tmp_path / "kernel")}]
     _made, warnings = plan(one(tmp_path, **sm120, tandem_kernels=kernels))
     assert warnings == []
@@ -168,6 +172,7 @@ def test_triton_without_kernels_is_warned_about(tmp_path: Path) -> None:
 
 def test_kernels_reach_the_roles_that_they_declare(tmp_path: Path) -> None:
     (tmp_path / "kernel").mkdir()
+    (tmp_path / "kernel" / "a_kernel.py").write_text("")
     kernels = [{"name": "k", "source": str(tmp_path / "kernel"), "env": {"SWITCH": 1}, "roles": ["decode"]}]
     made, _warnings = plan(one(tmp_path, tandem_kernels=kernels))
     prefill, decode = made["instances"][:2]
@@ -186,7 +191,23 @@ def test_a_start_limit_trips_for_an_engine_that_dies_a_minute_after_its_load(tmp
 
 def test_a_stop_waits_for_the_longest_request(tmp_path: Path) -> None:
     made, _warnings = plan(one(tmp_path, tandem_request_timeout=1234))
-    assert {instance["stop_timeout"] for instance in made["instances"]} == {1234 + 25}
+    prefill, decode, router = (instance["stop_timeout"] for instance in made["instances"])
+    assert prefill == decode == 1234 + 25
+    assert router == 1234 + 600 + 25, "held requests are finished too"
+
+
+def test_the_key_is_in_no_plan(tmp_path: Path) -> None:
+    key = "k" * 40
+    made, _warnings = plan(one(tmp_path, router_host="0.0.0.0", router_control_plane_key=key))
+    router = made["instances"][2]
+    assert key not in json.dumps(made)
+    assert router["argv"][1:4] == [
+        "/var/lib/tandem/releases/router/@RELEASE@/unit_helper.py",
+        "with-key",
+        "sglang_router.launch_router",
+    ]
+    other, _warnings = plan(one(tmp_path, router_host="0.0.0.0", router_control_plane_key="o" * 40))
+    assert other["instances"][2]["key_sha256"] != router["key_sha256"]
 
 
 def test_the_irregular_set_reaches_the_environment(tmp_path: Path) -> None:
@@ -196,8 +217,11 @@ def test_the_irregular_set_reaches_the_environment(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in decode["env"]
 
 
-def test_example_inventories_are_sound() -> None:
-    for name in ("example_host", "example_fleet"):
-        for host in ("gpu1",):
-            made, _warnings = plan(ROOT / "inventory" / name, host, check_files=False)
-            assert made["instances"]
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [("example_host", "gpu1"), ("example_fleet", "gpu1"), ("example_fleet", "gpu2"), ("example_fleet", "front1")],
+)
+def test_example_inventories_are_sound(name: str, host: str) -> None:
+    secret = {"vault_router_control_plane_key": "k" * 40}
+    made, _warnings = plan(ROOT / "inventory" / name, host, secret, check_files=False)
+    assert made["instances"]

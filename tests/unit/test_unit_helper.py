@@ -172,6 +172,15 @@ def test_a_reused_pid_is_no_record(manifest: dict[str, Any], tmp_path: Path, mon
     assert releases.record(tmp_path.name) is None
 
 
+def test_a_launcher_gets_its_key_in_process(tmp_path: Path) -> None:
+    (tmp_path / "router-key").write_text("secret\n")
+    (tmp_path / "launcher.py").write_text("import sys; print(sys.argv)")
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    command = ["/usr/bin/python3", unit_helper.__file__, "with-key", "launcher", "--port", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("'--port', '1', '--control-plane-api-keys', 'tandem:tandem:admin:secret']")
+
+
 def test_usage() -> None:
     began = time.monotonic()
     helper = Path(unit_helper.__file__)

@@ -18,7 +18,6 @@ from .prometheus import total
 KV_MB: Final = "sglang:kv_transfer_total_mb_sum"
 REQUESTS: Final = "sglang:num_requests_total"
 POLL: Final = 0.5
-ENOUGH_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class Answer:
     fault: str
 
 
-def get(url: str, timeout: float) -> tuple[int, str]:
-    """Status and body of a GET; status 0 where nothing answered."""
+def get(url: str, timeout: float, key: str = "") -> tuple[int, str]:
+    """Status and body of a GET; status 0 where nothing answered. `key` is a bearer token."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
@@ -51,22 +51,22 @@ def get(url: str, timeout: float) -> tuple[int, str]:
         return 0, str(error)
 
 
-def wait_registered(router: str, workers: Sequence[Mapping[str, str]], timeout: float) -> str:
+def wait_registered(router: str, workers: Sequence[Mapping[str, str]], timeout: float, key: str = "") -> str:
     """Waits until the router is ready and knows every worker as healthy. Returns what is missing, empty if nothing."""
     deadline = time.monotonic() + timeout
     while True:
-        missing = unregistered(router, workers)
+        missing = unregistered(router, workers, key)
         if not missing or time.monotonic() > deadline:
             return missing
         time.sleep(POLL)
 
 
-def unregistered(router: str, workers: Sequence[Mapping[str, str]]) -> str:
+def unregistered(router: str, workers: Sequence[Mapping[str, str]], key: str = "") -> str:
     """Why the router cannot serve yet, empty if it can."""
     status, body = get(f"{router}/readiness", 5)
     if status != 200:
         return f"{router}/readiness answers {status or 'nothing'}: {body[:200]}"
-    status, body = get(f"{router}/workers", 5)
+    status, body = get(f"{router}/workers", 5, key)
     try:
         known = {row["url"].rstrip("/"): bool(row.get("is_healthy")) for row in json.loads(body)["workers"]}
     except (ValueError, KeyError, TypeError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .kernels import tree_digest
-from .problems import Problem
+from .problems import Problem, TandemError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -21,8 +21,8 @@ def check_row(row: Mapping[str, Any], root: Path, where: str) -> list[Problem]:
     if not _NAME.fullmatch(row["name"]):
         problems.append(Problem(where, repr(row["name"]), "a name of letters, digits, dots, dashes"))
     source = _source(row, root)
-    if row["kind"] == "directory" and not source.is_dir():
-        problems.append(Problem(where, f"no directory {source}", "an importable Python tree on the control node"))
+    if row["kind"] == "directory":
+        problems += _check_directory(source, where)
     if row["kind"] == "wheel":
         problems += _check_wheel(row, source, where)
     return problems
@@ -41,6 +41,17 @@ def plan_row(row: Mapping[str, Any], root: Path) -> dict[str, Any]:
         "env": dict(row["env"]),
         "roles": list(row["roles"]),
     }
+
+
+def _check_directory(source: Path, where: str) -> list[Problem]:
+    expected = "an importable Python tree on the control node"
+    if not source.is_dir():
+        return [Problem(where, f"no directory {source}", expected)]
+    try:
+        tree_digest(source)
+    except TandemError as error:
+        return [Problem(where, str(error), expected)]
+    return []
 
 
 def _check_wheel(row: Mapping[str, Any], source: Path, where: str) -> list[Problem]:

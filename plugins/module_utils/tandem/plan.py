@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from . import routers, servers
-from .paths import HOMES, KERNELS, MODELS, RUNTIMES
+from .paths import HOMES, KERNELS, MODELS, RELEASES, RUNTIMES
+from .releases import HELPER, PLACEHOLDER
 from .split import Row
 
 # Seconds that an engine whose scheduler crashed lingers before it dies (measured on an H200: 5 s + 60 s for core dumps).
@@ -100,9 +101,11 @@ def router(
 ) -> dict[str, Any]:
     """The plan of a host's router, in front of servers of the release `server`."""
     host, port = settings["router_host"], settings["router_port"]
-    name = "router"
+    name, key = "router", settings["router_control_plane_key"]
     return {
         **_common(name, "router", settings),
+        # The key itself is never part of a plan; its digest makes another key another release.
+        "key_sha256": hashlib.sha256(key.encode()).hexdigest() if key else "",
         "url": f"http://{routers.reachable(host)}:{port}",
         "address": host,
         "port": port,
@@ -119,7 +122,7 @@ def router(
         "numa_node": None,
         "argv": [
             f"{engine.runtime_path}/bin/python",
-            *engine.data["entry"],
+            *_router_entry(engine, key),
             *routers.argv(settings, engine.data, server.data, workers),
         ],
         "env": {
@@ -134,6 +137,13 @@ def router(
         "stop_timeout": routers.stop_timeout(settings) + STOP_LINGER,
         "needs": [engine.runtime_path],
     }
+
+
+def _router_entry(engine: Engine, key: str) -> list[str]:
+    """With a key, the release's helper starts the same module in-process, so that no command line ever held the key."""
+    if not key:
+        return list(engine.data["entry"])
+    return [f"{RELEASES}/router/{PLACEHOLDER}/{HELPER}", "with-key", engine.data["entry"][-1]]
 
 
 def _common(name: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,12 +55,13 @@ def build(instance: Mapping[str, Any], unit: str, helper: str, gpu_addresses: Ma
         "ports": instance["ports"],
         "gpu_addresses": dict(gpu_addresses),
         "ready": instance["ready"],
+        "key_sha256": instance.get("key_sha256", ""),
     }
     identity = _sha256(json.dumps([manifest, unit, env, instance["argv"], helper], sort_keys=True))[:12]
     files = {
         instance["unit"]: unit.replace(PLACEHOLDER, identity),
         "env": env,
-        "argv": "\n".join(instance["argv"]) + "\n",
+        "argv": "\n".join(instance["argv"]).replace(PLACEHOLDER, identity) + "\n",
         "manifest.json": json.dumps({"release": identity, **manifest}, indent=1, sort_keys=True) + "\n",
         HELPER: helper,
     }

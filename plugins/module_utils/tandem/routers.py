@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .flags import FlagSet
 from .problems import Problem
+from .split import is_loopback
 
+_KEY: Final = re.compile(r"[A-Za-z0-9_-]{32,}")
 OWNED: Final = {
+    "--control-plane-api-keys": "router_control_plane_key",
     "--host": "router_host",
     "--port": "router_port",
     "--policy": "router_policy",
@@ -97,11 +101,26 @@ def check(settings: Mapping[str, Any], flags: FlagSet, origin: Mapping[str, str]
             problems.append(
                 Problem(where, f"{flag}, which Tandem renders itself", f"it left out; it follows {OWNED[flag]}")
             )
+    problems += _check_key(settings, origin)
     problems += [
         Problem(origin["router_policy"], problem.found, problem.expected)
         for problem in flags.check(["--policy", settings["router_policy"]], "router_policy")
     ]
     return problems
+
+
+def _check_key(settings: Mapping[str, Any], origin: Mapping[str, str]) -> list[Problem]:
+    host, key = settings["router_host"], settings["router_control_plane_key"]
+    try:
+        loopback = is_loopback(host)
+    except ValueError:
+        return [Problem(origin["router_host"], repr(host), "an IP address of this host")]
+    if not key and not loopback:
+        expected = f"one, since router_host is {host} and clients share the port of the worker API"
+        return [Problem(origin["router_control_plane_key"], "no key", expected)]
+    if key and not _KEY.fullmatch(key):
+        return [Problem(origin["router_control_plane_key"], f"a key of {len(key)} characters", f"{_KEY.pattern}")]
+    return []
 
 
 def reachable(host: str) -> str:

@@ -4,6 +4,7 @@
 before-start  (root)  refuses a start that would serve the wrong GPUs or a taken port; sweeps what a crash left
 until-ready   (unit)  writes the start record, then waits until the instance answers or its main process is gone
 after-stop    (root)  sweeps shared memory that the instance's user left behind
+with-key      (unit)  is the router's main process where its worker API has a key: starts the launcher named next
 
 systemd bounds all of them (TimeoutStartSec, TimeoutStopSec). Exit status: 0, or 1 with the reason on stderr,
 which is the journal.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import runpy
 import socket
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
 SHM = Path("/dev/shm")  # noqa: S108 - 2026-12-01: POSIX shared memory is what the engine leaks (sglang#40723)
@@ -35,6 +37,8 @@ class Refused(Exception):  # noqa: N818 - 2026-12-01: it reads as what happened:
 
 
 def main(argv: list[str]) -> int:
+    if argv[1:2] == ["with-key"]:
+        with_key(argv[2], argv[3:])
     manifest = json.loads((HERE / "manifest.json").read_text())
     verbs = {"before-start": before_start, "until-ready": until_ready, "after-stop": after_stop}
     if len(argv) != 2 or argv[1] not in verbs:
@@ -79,6 +83,14 @@ def until_ready(manifest: dict[str, Any]) -> None:
 def after_stop(manifest: dict[str, Any]) -> None:
     """Only the last process of the user makes its shared memory garbage; the unit has just lost its last."""
     sweep_shared_memory(manifest["user"])
+
+
+def with_key(module: str, words: list[str]) -> NoReturn:
+    """Runs a router's launcher with its key, which no command line, environment or log has held."""
+    key = Path(os.environ["CREDENTIALS_DIRECTORY"], "router-key").read_text().strip()
+    sys.argv = [module, *words, "--control-plane-api-keys", f"tandem:tandem:admin:{key}"]
+    runpy.run_module(module, run_name="__main__")
+    sys.exit(0)
 
 
 def write_record(manifest: dict[str, Any], pid: int) -> None:
