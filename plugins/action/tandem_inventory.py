@@ -1,4 +1,4 @@
-"""The first step of every playbook: is the inventory sound, and what follows from it? See the module's documentation."""
+"""The first step of every playbook: is the inventory sound, and what follows from it?"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ansible.module_utils.__path__.append(str(Path(__file__).resolve().parents[1] / "
 
 from ansible.module_utils.tandem import packages, plan, routers, servers, split
 from ansible.module_utils.tandem.flags import FlagSet
+from ansible.module_utils.tandem.plan import Engine
 from ansible.module_utils.tandem.problems import Problem, TandemError, nearest, report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +189,8 @@ class Inventory:
             problems += self._check_workers(peers)
         if values["tandem_keep_releases"] < 2:
             found = str(values["tandem_keep_releases"])
-            problems.append(Problem(mine.origin["tandem_keep_releases"], found, "2 or more, so that there is a way back"))
+            expected = "2 or more, so that there is a way back"
+            problems.append(Problem(mine.origin["tandem_keep_releases"], found, expected))
         problems += split.check_ports(listeners, mine.origin["tandem_instances"])
         for name in ("tandem_model_name", "tandem_model_revision"):
             if "/" in values[name] or values[name] in ("", ".", ".."):
@@ -287,12 +289,12 @@ class Inventory:
             found.append({"host": host, "url": url, "model": values["tandem_served_model_name"], "workers": workers})
         return found
 
-    def _engine(self, name: str) -> plan.Engine:
+    def _engine(self, name: str) -> Engine:
         directory = _engine_dir(name)
         if directory is None:
             raise TandemError(f"engine {name}: found no directory; expected engines/{name}")
         lock = (directory / "requirements.lock").read_text()
-        return plan.Engine(name, str(directory), yaml.safe_load((directory / "engine.yml").read_text()), lock)
+        return Engine(name, str(directory), yaml.safe_load((directory / "engine.yml").read_text()), lock)
 
     def _flags(self, name: str) -> FlagSet:
         engine = self._engine(name)

@@ -1,0 +1,13 @@
+from typing import Any
+
+class ActionBase:
+    TRANSFERS_FILES: bool
+    _task: Any
+    _loader: Any
+    _templar: Any
+    _connection: Any
+    _shared_loader_obj: Any
+    def run(self, tmp: str | None = ..., task_vars: dict[str, Any] | None = ...) -> dict[str, Any]: ...
+    def _execute_module(self, module_name: str, module_args: dict[str, Any], task_vars: Any) -> dict[str, Any]: ...
+    def _find_needle(self, dirname: str, needle: str) -> str: ...
+    def __getattr__(self, name: str) -> Any: ...

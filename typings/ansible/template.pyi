@@ -1,0 +1,6 @@
+from collections.abc import Mapping
+from typing import Any
+
+class Templar:
+    def __init__(self, loader: Any = ..., variables: Mapping[str, Any] | None = ...) -> None: ...
+    def template(self, variable: Any) -> Any: ...
