@@ -421,8 +421,9 @@ def test_what_the_inventory_does_not_state_is_not_checked_and_shown() -> None:
     }
 
 
-def test_a_router_needs_no_node() -> None:
-    assert not broken(judge_host(healthy(), replace(SPLIT, placements=(*SPLIT.placements, Placement("router")))))
+def test_an_instance_that_is_not_bound_needs_no_node() -> None:
+    wanted = replace(SPLIT, placements=(Placement("plain-0", (0, 5)), Placement("router")))
+    assert not broken(judge_host(healthy(), wanted))
 
 
 def test_numactl_that_the_deploy_installs_is_no_fault_yet() -> None:
@@ -528,8 +529,10 @@ def test_the_module_keeps_its_findings_on_the_host_and_changes_nothing_twice(tmp
         "numa_node": 1,
     }
     assert path.stat().st_mode & 0o777 == 0o644
+    inode = path.stat().st_ino
     for check in (True, False):
         assert not run_module(tandem_driver_check.main, params, check=check)["changed"]
+    assert path.stat().st_ino == inode
 
 
 def test_the_module_fails_once_with_every_finding_and_keeps_them(

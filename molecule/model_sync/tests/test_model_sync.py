@@ -35,14 +35,16 @@ def test_a_copy_is_a_directory_and_in_place_is_a_link(host: Host) -> None:
 
 
 def test_an_unprivileged_user_reads_it(host: Host) -> None:
-    read = host.run("setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'cat %s/* > /dev/null'", REVISION)
+    """The tests log in as an ordinary user."""
+    assert host.run("id -u").stdout.strip() != "0"
+    read = host.run("cat %s/* > /dev/null", REVISION)
     assert read.rc == 0, read.stderr
 
 
 def test_nothing_half_is_left(host: Host) -> None:
-    assert sorted(host.file(MODELS).listdir()) == ["r1", "r1.verified.json"]
-    if not in_place(host):
-        assert host.file("/var/lib/tandem/models/bad").listdir() == [".r1.partial"]
+    assert host.run("ls -A %s", MODELS).stdout.split() == ["r1", "r1.verified.json"]
+    if not in_place(host):  # what was whole in a bad source waits for the next run
+        assert host.run("ls -A /var/lib/tandem/models/bad").stdout.split() == [".r1.partial"]
 
 
 def test_no_bad_model_was_published(host: Host) -> None:

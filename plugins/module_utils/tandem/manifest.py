@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
@@ -71,9 +72,9 @@ def manifest_digest(text: str) -> str:
     return digest_of(entries)
 
 
-def digest_of(entries: list[Entry]) -> str:
-    """SHA-256, in hex, over the sorted entries in sha256sum's own format."""
-    lines = "".join(f"{entry.sha256}  {entry.path}\n" for entry in sorted(entries))
+def digest_of(entries: Sequence[Entry]) -> str:
+    """SHA-256, in hex, over the entries as `read` gives them, in sha256sum's own format."""
+    lines = "".join(f"{entry.sha256}  {entry.path}\n" for entry in entries)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

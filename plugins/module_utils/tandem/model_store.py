@@ -85,7 +85,7 @@ class Request:
 
     @property
     def digest(self) -> str:
-        return digest_of(list(self.entries))
+        return digest_of(self.entries)
 
     @property
     def partial(self) -> Path:
