@@ -91,7 +91,7 @@ def look(instance: dict[str, Any]) -> dict[str, Any]:
         drift.append(f"not running (unit is {now['active']}), {current} should be")
     elif running != current:
         drift.append(f"runs {running}, {current} is deployed")
-    if current and not unit_as_deployed(name, current):
+    if current and not releases.unit_installed(name, current):
         drift.append(f"{UNITS}/{instance['unit']} was changed by hand")
     if running and not ready:
         drift.append("does not answer as ready")
@@ -104,13 +104,6 @@ def look(instance: dict[str, Any]) -> dict[str, Any]:
         "ready": ready,
         "drift": drift,
     }
-
-
-def unit_as_deployed(instance: str, release: str) -> bool:
-    """Whether the installed unit file is the release's."""
-    unit = Path(UNITS, f"tandem-{instance}.service")
-    staged = Path(releases.RELEASES, instance, release, unit.name)
-    return unit.is_file() and staged.is_file() and unit.read_text() == staged.read_text()
 
 
 def answers(url: str) -> bool:

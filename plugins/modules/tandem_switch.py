@@ -137,23 +137,11 @@ def decide(instance: str, release: str) -> Step:
         action, reason = "restart", f"runs {record['release']}"
     elif unit.active != "active":
         action, reason = "start", f"is {unit.active}"
-    elif not installed(instance, release):
+    elif releases.current(instance) != release or not releases.unit_installed(instance, release):
         action, reason = "install", "the installed unit or `current` is of another release"
     elif not unit.enabled:
         action, reason = "install", "is not enabled"
     return Step(instance, release, action, reason, releases.current(instance))
-
-
-def installed(instance: str, release: str) -> bool:
-    """Whether unit file and `current` are those of the release."""
-    unit = Path(UNITS, f"tandem-{instance}.service")
-    staged = Path(releases.RELEASES, instance, release, unit.name)
-    return (
-        releases.current(instance) == release
-        and unit.is_file()
-        and staged.is_file()
-        and unit.read_text() == staged.read_text()
-    )
 
 
 def switch(steps: list[Step]) -> dict[str, float]:

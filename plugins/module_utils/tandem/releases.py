@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .paths import RELEASES, RUN
+from .paths import RELEASES, RUN, UNITS
 from .problems import TandemError
 from .unitfile import environment_file
 
@@ -116,6 +116,13 @@ def point(instance: str, release: str) -> None:
     partial.unlink(missing_ok=True)
     partial.symlink_to(release)
     partial.rename(link)
+
+
+def unit_installed(instance: str, release: str) -> bool:
+    """Whether the unit file that systemd reads is the release's own."""
+    installed = Path(UNITS, f"tandem-{instance}.service")
+    staged = Path(RELEASES, instance, release, installed.name)
+    return installed.is_file() and staged.is_file() and installed.read_text() == staged.read_text()
 
 
 def collect(instance: str, keep: int) -> list[str]:
