@@ -25,6 +25,14 @@ options:
     description: Lowest NVIDIA driver that the engine's CUDA runs with.
     type: str
     default: ""
+  min_glibc:
+    description: Lowest glibc that the engine's wheels run with.
+    type: str
+    default: ""
+  python:
+    description: The Python that runtimes link to.
+    type: path
+    default: /usr/bin/python3
   requires_python:
     description: Range of Python versions that the engine runs with, such as C(>=3.11,<3.14).
     type: str
@@ -91,6 +99,8 @@ def main() -> None:
             "device": {"type": "str", "choices": ["cuda", "cpu"], "required": True},
             "instances": {"type": "list", "elements": "dict", "required": True},
             "min_driver": {"type": "str", "default": ""},
+            "min_glibc": {"type": "str", "default": ""},
+            "python": {"type": "path", "default": "/usr/bin/python3"},
             "requires_python": {"type": "str", "default": ""},
             "packages": {"type": "list", "elements": "str", "default": []},
             "gpu_model": {"type": "str", "default": ""},
@@ -117,12 +127,13 @@ def main() -> None:
             Placement(row["name"], tuple(row.get("gpus") or ()), row.get("numa_node")) for row in given["instances"]
         ),
         min_driver=given["min_driver"],
+        min_glibc=given["min_glibc"],
         requires_python=given["requires_python"],
         gpu_model=given["gpu_model"],
         min_gpu_memory_gib=given["min_gpu_memory_gib"],
         packages=frozenset(given["packages"]),
     )
-    facts = gather(wanted.device, given["timeout"])
+    facts = gather(wanted.device, given["python"], given["timeout"])
     findings = override(judge_host(facts, wanted), overrides)
     counts = count(findings)
     gpus = [

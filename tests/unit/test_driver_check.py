@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,7 @@ SPLIT = Wanted(
     device="cuda",
     placements=(Placement("prefill-0", (0, 1, 2, 3), 0), Placement("decode-0", (4, 5, 6, 7), 1)),
     min_driver="580.65.06",
+    min_glibc="2.34",
     requires_python=">=3.11,<3.14",
     gpu_model="RTX PRO 6000 Blackwell",
     min_gpu_memory_gib=95,
@@ -342,6 +344,7 @@ FAULTS: list[tuple[str, str, Callable[[HostFacts], HostFacts], str]] = [
     ("glibc", "unknown", lambda f: replace(f, glibc=""), "no glibc found"),
     ("systemd", "old", lambda f: replace(f, systemd="249"), "systemd 250 or newer"),
     ("python", "old", lambda f: replace(f, python="3.9.2"), "Python >=3.11,<3.14"),
+    ("python", "missing", lambda f: replace(f, python=""), "no Python where the runtimes"),
     ("python", "new", lambda f: replace(f, python="3.14.0"), "Python >=3.11,<3.14"),
 ]
 
@@ -401,7 +404,7 @@ def test_minus_one_is_no_fault_on_a_host_with_a_single_node() -> None:
 
 
 def test_a_host_that_computes_on_the_cpu_skips_the_rows_about_gpus_and_says_so() -> None:
-    wanted = Wanted("cpu", (Placement("prefill-0", (), 0), Placement("decode-0", (), 1)), requires_python=">=3.11")
+    wanted = replace(SPLIT, device="cpu", placements=(Placement("prefill-0", (), 0), Placement("decode-0", (), 1)))
     facts = replace(healthy(), smi=SmiReport(), loaded_driver="", nodes=NumaNodes((0,), (0,), (0,)))
     findings = judge_host(facts, wanted)
     skipped = [row for row in findings if row.status == "skip"]
@@ -415,6 +418,7 @@ def test_what_the_inventory_does_not_state_is_not_checked_and_shown() -> None:
     assert not broken(findings)
     assert {row.id for row in findings if row.status == "skip"} == {
         "driver_version",
+        "glibc",
         "gpu_model",
         "gpu_memory",
         "python",
@@ -496,6 +500,7 @@ PARAMS: dict[str, Any] = {
         {"name": "decode-0", "gpus": [4, 5, 6, 7], "numa_node": 1},
     ],
     "min_driver": "580.65.06",
+    "min_glibc": "2.34",
     "gpu_model": "RTX PRO 6000",
     "requires_python": ">=3.11,<3.99",
 }
@@ -568,8 +573,10 @@ def test_the_module_refuses_wrong_settings_before_it_looks_at_the_host(tmp_path:
 def test_the_module_copes_with_a_host_without_any_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real gathering, on this machine, with an empty PATH: findings, never a traceback."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = run_module(tandem_driver_check.main, {**PARAMS, "report": str(tmp_path / "r.json")})
+    params = {**PARAMS, "report": str(tmp_path / "r.json"), "python": sys.executable}
+    result = run_module(tandem_driver_check.main, params)
     assert result["failed"]
     status = {row["id"]: row["status"] for row in result["findings"]}
     assert (status["nvidia_smi"], status["systemd"], status["numactl"]) == ("fail", "fail", "fail")
+    assert status["python"] == "pass"
     assert status["gpu_numa"] == "skip"

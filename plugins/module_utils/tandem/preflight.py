@@ -16,14 +16,13 @@ from typing import Final, Literal
 
 from .findings import Finding, Severity
 from .nvidia import DEFAULT_TIMEOUT_S, Gpu, SmiReport, query, run_tool
-from .topology import NumaNodes, numa_nodes, nvidia_cards, pci_numa_node
+from .topology import SYSFS, NumaNodes, numa_nodes, nvidia_cards, pci_numa_node
 
-# sglang's wheels are tagged manylinux_2_34 (PyPI, sglang 0.5.23).
-MIN_GLIBC: Final = "2.34"
 # The oldest systemd that the units are written for: Debian 12 has 252, Ubuntu 24.04 has 255.
 MIN_SYSTEMD: Final = "250"
 LOADED_DRIVER: Final = Path("/proc/driver/nvidia/version")
-SYSTEMCTL_TIMEOUT_S: Final = 10.0
+VERSION_TIMEOUT_S: Final = 10.0
+"""Seconds that systemctl or python may take to say its version."""
 
 SPLIT: Final = "tandem_instances, usually in group_vars/<hardware class>.yml"
 
@@ -44,6 +43,7 @@ class Wanted:
     device: Literal["cuda", "cpu"]
     placements: tuple[Placement, ...] = ()
     min_driver: str = ""
+    min_glibc: str = ""
     requires_python: str = ""
     gpu_model: str = ""
     """Regular expression that the product name of each used GPU has to contain."""
@@ -359,8 +359,11 @@ def _at_least(have: str, least: str, what: str) -> Outcome:
     return Outcome(known and version_key(have) >= version_key(least), observed, f"{what} {least} or newer")
 
 
-def _glibc(facts: HostFacts, _: Wanted) -> Iterator[Outcome]:
-    yield _at_least(facts.glibc, MIN_GLIBC, "glibc")
+def _glibc(facts: HostFacts, wanted: Wanted) -> Iterator[Outcome]:
+    if not wanted.min_glibc:
+        yield Outcome(None, f"glibc {facts.glibc}; the engine's data state no minimum")
+    else:
+        yield _at_least(facts.glibc, wanted.min_glibc, "glibc")
 
 
 def _systemd(facts: HostFacts, _: Wanted) -> Iterator[Outcome]:
@@ -368,11 +371,12 @@ def _systemd(facts: HostFacts, _: Wanted) -> Iterator[Outcome]:
 
 
 def _python(facts: HostFacts, wanted: Wanted) -> Iterator[Outcome]:
+    observed = f"Python {facts.python}" if facts.python else "no Python where the runtimes take theirs from"
     if not wanted.requires_python:
-        yield Outcome(None, f"Python {facts.python}; the engine's data state no range")
+        yield Outcome(None, f"{observed}; the engine's data state no range")
     else:
-        good = satisfies(facts.python, wanted.requires_python)
-        yield Outcome(good, f"Python {facts.python}", f"Python {wanted.requires_python}")
+        good = bool(facts.python) and satisfies(facts.python, wanted.requires_python)
+        yield Outcome(good, observed, f"Python {wanted.requires_python}")
 
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -441,7 +445,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         "fail",
         _glibc,
         "upgrade the distribution (Debian 12, Ubuntu 24.04 or newer)",
-        "sglang's wheels are manylinux_2_34",
+        "glibc in the engine's engine.yml (the tag of its wheels)",
     ),
     Check(
         "systemd",
@@ -454,7 +458,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         "python",
         "fail",
         _python,
-        "install a Python of that range and set ansible_python_interpreter to it, or change tandem_engine",
+        "install a Python of that range and set runtime_python to it, or change tandem_engine",
         "requires_python in the engine's engine.yml",
     ),
 )
@@ -483,9 +487,9 @@ def judge_host(facts: HostFacts, wanted: Wanted, checks: Sequence[Check] = CHECK
 
 
 def gather(
-    device: Literal["cuda", "cpu"], smi_timeout_s: float = DEFAULT_TIMEOUT_S, sysfs: Path = Path("/sys")
+    device: Literal["cuda", "cpu"], python: str, smi_timeout_s: float = DEFAULT_TIMEOUT_S, sysfs: Path = SYSFS
 ) -> HostFacts:
-    """Reads the host once: one nvidia-smi on a GPU host, one systemctl, and files."""
+    """Reads the host once: one nvidia-smi on a GPU host, one systemctl, one start of `python`, and files."""
     smi = query(smi_timeout_s) if device == "cuda" else SmiReport()
     return HostFacts(
         smi=smi,
@@ -493,10 +497,10 @@ def gather(
         cards_on_bus=nvidia_cards(sysfs),
         loaded_driver=_loaded_driver(),
         nodes=numa_nodes(sysfs),
-        systemd=_systemd_version(),
+        systemd=read_systemd(_said(("systemctl", "--version"))),
         glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "),
         kernel=platform.release(),
-        python=platform.python_version(),
+        python=_said((python, "-ISc", "import platform; print(platform.python_version())")),
         numactl=shutil.which("numactl") or "",
     )
 
@@ -517,11 +521,14 @@ def _loaded_driver() -> str:
         return ""
 
 
-def _systemd_version() -> str:
+def read_systemd(text: str) -> str:
     """The number in `systemd 252 (252.38-1~deb12u1)`, the first line of `systemctl --version`."""
+    words = text.split()
+    return words[1] if len(words) > 1 and words[0] == "systemd" else ""
+
+
+def _said(argv: Sequence[str]) -> str:
     try:
-        answer = run_tool(("systemctl", "--version"), SYSTEMCTL_TIMEOUT_S)
+        return run_tool(argv, VERSION_TIMEOUT_S).stdout.strip()
     except OSError:
         return ""
-    words = answer.stdout.split()
-    return words[1] if len(words) > 1 and words[0] == "systemd" else ""
