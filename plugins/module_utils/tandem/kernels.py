@@ -179,6 +179,8 @@ def _install_wheel(kernel: Kernel, archive: Path, partial: Path, python: uv.Inte
     uv.run(
         [
             *(str(program), "pip", "install", "--quiet", "--no-deps", "--no-index", "--require-hashes", "--no-build"),
+            # Not from the cache: its files are hard-linked, so that a repair would bring back what was edited in place.
+            "--no-cache",
             *("--python", python.path, "--target", str(partial), "--requirements", str(wanted)),
         ],
         uv.uv_environment(settings),

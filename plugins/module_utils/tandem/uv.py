@@ -148,11 +148,17 @@ def check(runtime: Runtime, python: Interpreter) -> None:
             f" {runtime.requires_python}. Set tandem_engine to a release that supports it, or name another Python"
             " in runtime_python"
         )
-    if os.path.ismount(runtime.path):
+    if is_mount(runtime.path):
         raise TandemError(
             f"runtime {runtime.id}: found a mount at {runtime.path} that is not complete"
             f" ({missing(runtime, python)}); expected a complete runtime there, or no mount"
         )
+
+
+def is_mount(path: Path) -> bool:
+    """Whether something is mounted at a path, a directory of the same file system (a bind mount) included."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    return any(line.split()[4] == str(path) for line in mounts.splitlines())
 
 
 def check_space(runtime: Runtime, settings: Settings) -> None:
