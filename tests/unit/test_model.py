@@ -248,6 +248,7 @@ def test_damaged_files_are_all_named_and_never_published(host: Host) -> None:
 def test_what_is_whole_in_a_broken_off_copy_is_not_copied_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.partial.mkdir(parents=True)
     (host.partial / "config.json").write_bytes(FILES["config.json"])
+    (host.partial / "config.json").chmod(0o600)  # the run ended before it came to that
     (host.partial / "model-00001-of-00002.safetensors").write_bytes(FILES["model-00001-of-00002.safetensors"][:1000])
     (host.partial / "old/deep").mkdir(parents=True)
     (host.partial / "old/deep/of-another-manifest").write_bytes(b"x")
@@ -263,6 +264,7 @@ def test_what_is_whole_in_a_broken_off_copy_is_not_copied_again(host: Host, monk
     assert sorted(copied) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.py"]
     assert host.published() == FILES
     assert not (host.target / "old").exists()
+    assert (host.target / "config.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_not_enough_space_is_found_before_the_first_byte(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +293,7 @@ def test_a_disk_that_fills_up_publishes_nothing(host: Host, monkeypatch: pytest.
     result = host.sync()
     assert result["failed"]
     assert "No space left on device" in result["msg"]
+    assert f"({len(FILES)} to mend)" in result["msg"]
     assert not host.target.exists()
 
 

@@ -365,6 +365,8 @@ def _stage(request: Request, wanted: Sequence[Entry], outcome: Outcome) -> dict[
         if staged.is_file():
             stamp = _hash(staged)
             if stamp.sha256 == entry.sha256:
+                with staged.open("rb") as file:
+                    _settle(file.fileno())  # the run that copied it may have ended before it got here
                 return stamp
         return _copy_file(request.source / entry.path, staged)
 
@@ -392,9 +394,14 @@ def _copy_file(source: Path, target: Path) -> Stamp:
             rest = block
             while rest:
                 rest = rest[writer.write(rest) or 0 :]
-        os.fchmod(writer.fileno(), 0o644)
-        os.fsync(writer.fileno())
+        _settle(writer.fileno())
         return Stamp.of(digest.hexdigest(), os.fstat(writer.fileno()))
+
+
+def _settle(file: int) -> None:
+    """Makes a copy readable by all and durable."""
+    os.fchmod(file, 0o644)
+    os.fsync(file)
 
 
 def _publish(request: Request, wanted: Sequence[Entry], *, whole: bool) -> None:
