@@ -64,7 +64,7 @@ class Roles:
             self.role_of |= dict.fromkeys(options, role.name)
             if defaults.exists():
                 self.defaults |= loader.load_from_file(str(defaults), trusted_as_template=True) or {}
-        self.prefixes = ("tandem_", *(f"{role.name}_" for role in roles if role.name != "common"))
+        self.prefixes = tuple(f"{role.name}_" for role in roles)
 
 
 class Settings:

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: tandem_gate
 short_description: Prove that prefill, decode and router serve together
 description:
-  - Waits until the router knows every worker, then asks it real questions. The deploy stands only if every answer has the expected
+  - Waits until the router knows every worker, then asks it real questions. The deploy stands only if every
+    answer has the expected
     content, came in bounded time, and every prefill counted KV bytes that it moved.
   - A worker's C(/health) proves none of that.
   - Sends requests, changes nothing on the host. In check mode nothing is sent.

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: tandem_release
 short_description: Stage a release of each instance beside the live one
 description:
-  - A release is a directory with everything that an instance needs to start, C(unit), C(env), C(argv), C(manifest.json) and the
+  - A release is a directory with everything that an instance needs to start, C(unit), C(env), C(argv),
+    C(manifest.json) and the
     unit's helper, under C(/var/lib/tandem/releases/<instance>/<id>). Its id is a hash of its content.
   - Each unit is verified by C(systemd-analyze) before it is staged.
   - Sets the fact C(tandem_staged), which the switch reads.
@@ -121,7 +122,7 @@ def gpu_addresses(instance: dict[str, Any], check_mode: bool) -> dict[str, str]:
     missing = [gpu for gpu in instance["gpus"] if gpu not in found]
     if missing:
         raise TandemError(
-            f"{instance['name']}: found GPUs {sorted(found)}; expected {missing} as well. Mend the host or tandem_instances."
+            f"{instance['name']}: found GPUs {sorted(found)}; expected {missing} too. Mend host or tandem_instances."
         )
     return {str(gpu): found[gpu] for gpu in instance["gpus"]}
 

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: tandem_status
 short_description: What runs, and whether it is what was deployed
 description:
-  - Reads each instance's unit, its start record, C(current) and its readiness, and says in words what is not as it should be.
+  - Reads each instance's unit, its start record, C(current) and its readiness, and says in words what is not
+    as it should be.
   - Finds units of Tandem that no instance of the plan has any more.
   - Changes nothing.
 options:

@@ -7,11 +7,15 @@ DOCUMENTATION = r"""
 module: tandem_switch
 short_description: Make instances run the releases they should run
 description:
-  - Compares, for each instance, the release that is desired with the one that runs. What runs is known from the start record,
-    which is valid only while its process is. Nothing changed, nothing restarts; changed on disk but not running, it restarts.
-  - Stops what must change, switches unit and C(current), then starts everything that is to start in one job. A start returns when
+  - Compares, for each instance, the release that is desired with the one that runs. What runs is known from
+    the start record,
+    which is valid only while its process is. Nothing changed, nothing restarts; changed on disk but not
+    running, it restarts.
+  - Stops what must change, switches unit and C(current), then starts everything that is to start in one job.
+    A start returns when
     the instance is ready.
-  - Where an instance does not become ready, all instances of this call go back to the release that they ran before, and the task
+  - Where an instance does not become ready, all instances of this call go back to the release that they ran
+    before, and the task
     fails with the reason and the last lines of the journal.
 options:
   releases:

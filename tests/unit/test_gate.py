@@ -28,7 +28,7 @@ class Router(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Router
 
-    def do_GET(self) -> None:  # noqa: N802 - 2026-12-01: http.server names it
+    def do_GET(self) -> None:
         if self.path == "/readiness":
             self.reply(self.server.ready, {})
         elif self.path == "/workers":
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
             text = f'{gate.KV_MB}{{tp_rank="0"}} {self.server.kv_mb}\n{gate.REQUESTS} {self.server.requests}\n'
             self.wfile.write(f"# HELP x\n{text}".encode())
 
-    def do_POST(self) -> None:  # noqa: N802 - 2026-12-01: http.server names it
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.kv_mb += self.server.kv_step
         self.server.requests += 1

@@ -50,7 +50,7 @@ def test_a_sound_inventory_gives_a_plan(tmp_path: Path) -> None:
         ({"tandem_instances": pair(decode={"role": "decoder"})}, ["decoder", "prefill, decode"]),
         (
             {"tandem_instances": pair(decode={"numa": 1})},
-            ["tandem_instances.numa. Supported parameters include", "numa_node", "roles/common/README.md"],
+            ["tandem_instances.numa. Supported parameters include", "numa_node", "roles/tandem/README.md"],
         ),
         ({"tandem_instances": pair(decode={"numa_node": -1})}, ["tandem_instances[1].numa_node", "-1"]),
         ({"tandem_instances": pair(decode={"name": "Decode 0"})}, ["'Decode 0'", "lower-case"]),

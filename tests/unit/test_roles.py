@@ -10,7 +10,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
-INTERNAL = {"instance"}
 
 
 def options(role: Path) -> dict[str, dict[str, Any]]:
@@ -38,7 +37,7 @@ def test_an_option_is_required_or_has_a_default(role: Path) -> None:
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_options_carry_their_role(role: Path) -> None:
-    prefix = "tandem_" if role.name == "common" else f"{role.name}_"
+    prefix = f"{role.name}_"
     assert [name for name in options(role) if not name.startswith(prefix)] == []
 
 

@@ -29,7 +29,7 @@ class Server(HTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
-    def do_GET(self) -> None:  # noqa: N802 - 2026-12-01: http.server names it
+    def do_GET(self) -> None:
         body = self.server.body
         self.send_response(503 if body is None else 200)
         self.end_headers()
@@ -88,7 +88,7 @@ def test_refuses_what_is_not_there(manifest: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("found", [{0: "00000000:12:00.0"}, {}])
 def test_refuses_another_gpu(found: dict[int, str]) -> None:
-    with pytest.raises(unit_helper.Refused, match="was deployed for 00000000:11:00.0"):
+    with pytest.raises(unit_helper.Refused, match=r"was deployed for 00000000:11:00\.0"):
         unit_helper.check_gpus({"0": "00000000:11:00.0"}, found)
     unit_helper.check_gpus({"0": "00000000:11:00.0"}, {0: "00000000:11:00.0"})
 

@@ -10,11 +10,11 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from .prometheus import total
 
-# What each worker counts. KV bytes are counted where they are sent, on the prefill (sglang srt/metrics; see docs/proof.md).
+# What each worker counts. KV bytes are counted where they are sent, on the prefill (docs/proof.md).
 KV_MB: Final = "sglang:kv_transfer_total_mb_sum"
 REQUESTS: Final = "sglang:num_requests_total"
 POLL: Final = 0.5
@@ -85,7 +85,7 @@ def ask(router: str, model: str, question: Question, timeout: float) -> Answer:
         "temperature": 0,
         "max_tokens": question.max_tokens,
     }
-    request = urllib.request.Request(  # noqa: S310 - 2026-12-01: the router's own http address
+    request = urllib.request.Request(
         f"{router}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     began = time.monotonic()

@@ -15,7 +15,7 @@ from .paths import HOMES, KERNELS, MODELS, RELEASES, RUNTIMES
 from .releases import HELPER, PLACEHOLDER
 from .split import Row
 
-# Seconds that an engine whose scheduler crashed lingers before it dies (measured on an H200: 5 s + 60 s for core dumps).
+# Seconds that an engine whose scheduler crashed lingers before it dies (on an H200: 5 s + 60 s for core dumps).
 CRASH_LINGER: Final = 65
 # Seconds between the last request of a PD role and its end (SIGTERM poll of 5 s, then 15 s for the schedulers).
 STOP_LINGER: Final = 25

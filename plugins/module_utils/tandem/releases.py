@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ def load(instance: str, release: str) -> Release:
     path = Path(RELEASES, instance, release)
     if not path.is_dir():
         raise TandemError(
-            f"release {release} of {instance}: found no directory {path}; expected a staged release. Deploy to stage it."
+            f"release {release} of {instance}: found no directory {path}; expected one. Deploy to stage it."
         )
     return Release(
         instance, release, {file.name: file.read_text() for file in sorted(path.iterdir()) if file.is_file()}
@@ -98,7 +97,7 @@ def load(instance: str, release: str) -> Release:
 def current(instance: str) -> str | None:
     """The release that `current` points to."""
     link = Path(RELEASES, instance, "current")
-    return os.readlink(link) if link.is_symlink() else None
+    return str(link.readlink()) if link.is_symlink() else None
 
 
 def current_text(instance: str) -> str:

@@ -127,7 +127,7 @@ def argv(row: Row, rows: Sequence[Row], settings: Settings, model_path: str) -> 
 def environment(
     row: Row, rows: Sequence[Row], settings: Settings, kernels: Sequence[Mapping[str, Any]], runtime: str
 ) -> dict[str, str]:
-    """The environment of one instance, sorted by name. Later sources win: ours, the fleet's, the kernels', the role's."""
+    """The environment of one instance, sorted. Later sources win: ours, the fleet's, the kernels', the role's."""
     device = net_device(settings)
     mine = [kernel for kernel in kernels if row.role in kernel["roles"]]
     cache = f"{JIT_CACHE}/{row.name}"

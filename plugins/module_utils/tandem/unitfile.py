@@ -1,4 +1,4 @@
-"""How words and environment are written so that systemd reads them back unchanged (systemd.service(5), systemd.exec(5))."""
+"""How words and environment are written so that systemd reads them back unchanged (systemd.service(5))."""
 
 from __future__ import annotations
 
