@@ -5,9 +5,11 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,9 @@ LAST = "site"
 """The whole-stack scenario: after the roles' own, which fail sooner and say more."""
 DRILL = "drill_"
 """Scenarios of this prefix are series of minutes to hours; `make drills` runs them, `make test` does not."""
+
+TICK_QUIET = 5.0
+"""Seconds of silence before the linters show that they are at work."""
 
 _SUMMARY = re.compile(r"^[=\s]*((?:\d+ [a-z]+(?:, )?)+) in [0-9.]+s.*$")
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
@@ -34,6 +39,8 @@ class Outcome:
     """Name, seconds, success."""
     counts: Counter[str] = field(default_factory=Counter)
     """What pytest counted in all of them: passed, failed, skipped."""
+    began: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def failed(self) -> list[str]:
@@ -56,9 +63,18 @@ def scenarios(repo: Path) -> list[str]:
     return sorted(names, key=lambda name: (name.startswith(LAST), name != LAST, name))
 
 
-def stage(paths: Paths, outcome: Outcome, name: str, command: Sequence[str]) -> None:
-    """Run one stage with the control node's tools first in PATH; its output is passed on as it comes."""
-    say.line(f"\n{say.bold(f'=== {name}')}  {say.dim(shlex.join(command))}")
+def stage(
+    paths: Paths, outcome: Outcome, name: str, command: Sequence[str], whole: Callable[[str], None] | None = None
+) -> None:
+    """Run one stage with the control node's tools first in PATH.
+
+    Its output is passed on as it comes; or, with `whole`, to that in one piece at the end, so that stages may run
+    beside each other.
+    """
+    title = f"\n{say.bold(f'=== {name}')}  {say.dim(shlex.join(command))}"
+    held = [f"{title}\n"]
+    if whole is None:
+        say.line(title)
     environ = {
         **os.environ,
         "PATH": f"{paths.venv / 'bin'}:{os.environ['PATH']}",
@@ -80,24 +96,30 @@ def stage(paths: Paths, outcome: Outcome, name: str, command: Sequence[str]) -> 
     ) as process:
         assert process.stdout is not None  # noqa: S101 - stdout=PIPE above
         for line in process.stdout:
-            print(line, end="", flush=True)
+            held.append(line)
+            if whole is None:
+                print(line, end="", flush=True)
             last = tests_counted(line) or last
-    outcome.counts += last
-    outcome.rows.append((name, time.monotonic() - began, process.returncode == 0))
+    with outcome.lock:
+        if whole is not None:
+            whole("".join(held).rstrip("\n"))
+        outcome.counts += last
+        outcome.rows.append((name, time.monotonic() - began, process.returncode == 0))
 
 
-def lint(paths: Paths, outcome: Outcome) -> None:
-    """Run every linter, whatever the one before found."""
-    stage(paths, outcome, "ruff check", ["ruff", "check"])
-    stage(paths, outcome, "ruff format", ["ruff", "format", "--check"])
-    stage(paths, outcome, "mypy", ["mypy"])
-    stage(paths, outcome, "yamllint", ["yamllint", "--strict", "."])
-    stage(paths, outcome, "ansible-lint", ["ansible-lint", "--offline", "--strict", "-q"])
-
-
-def unit(paths: Paths, outcome: Outcome) -> None:
-    """Run the unit tests, one process a core."""
-    stage(paths, outcome, "unit tests", ["pytest", "-n", str(os.cpu_count() or 1)])
+def lint_and_unit(paths: Paths, outcome: Outcome) -> None:
+    """Run every linter and the unit tests, two at a time, whatever the others find."""
+    commands = {
+        "ansible-lint": ["ansible-lint", "--offline", "--strict", "-q"],
+        "unit tests": ["pytest", "-n", str(os.cpu_count() or 1)],
+        "ruff check": ["ruff", "check"],
+        "ruff format": ["ruff", "format", "--check"],
+        "yamllint": ["yamllint", "--strict", "."],
+        "mypy": ["mypy"],
+    }
+    with say.Ticker("linters and unit tests", quiet=TICK_QUIET) as ticker, ThreadPoolExecutor(max_workers=2) as pool:
+        for done in [pool.submit(stage, paths, outcome, *one, ticker.write) for one in commands.items()]:
+            done.result()
 
 
 def molecule(paths: Paths, outcome: Outcome, names: Sequence[str]) -> None:
@@ -115,7 +137,7 @@ def close(outcome: Outcome, stages: say.Stages, skipped: Sequence[str]) -> int:
         say.line(f"  {name:<28} {say.duration(seconds):>12}  {say.green('ok') if good else say.red('FAILED')}")
     for name in skipped:
         say.line(f"  {name:<28} {'not run':>12}")
-    seconds = stages.total() + sum(row[1] for row in outcome.rows)
+    seconds = stages.total() + time.monotonic() - outcome.began
     say.line(f"  {'all of it':<28} {say.duration(seconds):>12}")
     for name in outcome.failed:
         say.line(say.red(f"failed: {name}"))
@@ -133,8 +155,7 @@ def check(paths: Paths, _: argparse.Namespace) -> int:
     with stages.stage("tools") as step:
         step.result = venv.ensure(paths)
     outcome = Outcome()
-    lint(paths, outcome)
-    unit(paths, outcome)
+    lint_and_unit(paths, outcome)
     return close(outcome, stages, [])
 
 
@@ -149,8 +170,7 @@ def test(paths: Paths, options: argparse.Namespace) -> int:
     setup_stages(paths, stages)
     outcome = Outcome()
     if not options.scenarios:
-        lint(paths, outcome)
-        unit(paths, outcome)
+        lint_and_unit(paths, outcome)
         if outcome.failed:
             return close(outcome, stages, [f"molecule {name}" for name in names])
     molecule(paths, outcome, names)
