@@ -215,6 +215,8 @@ def test_a_request_without_a_room_is_refused(pair: Pair) -> None:
         status, text = call(f"{server.url}/v1/chat/completions", chat(PARIS))
         assert status == 400
         assert "without bootstrap room id" in text
+        status, text = call(f"{server.url}/v1/chat/completions", chat(PARIS, stream=True))
+        assert (status, events(text)[0]["error"]["code"]) == (200, 400)
 
 
 def test_the_route_names_the_prefills_port_once_every_rank_is_there(pair: Pair) -> None:
@@ -252,7 +254,7 @@ def test_routers_find_what_they_register_workers_by(pair: Pair) -> None:
     assert (info["disaggregation_mode"], info["tp_size"], info["stand_in"]) == ("prefill", 4, "light_engine")
     assert json.loads(call(f"{pair.decode.url}/v1/models")[1])["data"][0]["id"] == "light"
     assert json.loads(call(f"{pair.decode.url}/v1/loads")[1])["loads"][0]["num_running_reqs"] == 0
-    for path in ("/health", "/health_generate", "/model_info", "/get_model_info", "/get_server_info", "/get_load"):
+    for path in ("/health", "/health_generate", "/model_info", "/get_model_info", "/get_server_info"):
         assert call(pair.decode.url + path)[0] == 200, path
     assert call(f"{pair.decode.url}/flush_cache", {})[0] == 200
 
@@ -377,14 +379,16 @@ def test_a_stopped_scheduler_hangs_requests_until_health_notices(launch: Launch)
 
 
 def test_orphans_outlive_a_killed_main_process(launch: Launch) -> None:
-    server = launch(environment={"LIGHT_ENGINE_ORPHANS": "1"}).wait_ready()
-    scheduler = server.scheduler()
-    server.process.kill()
-    server.end()
+    servers = [launch(environment={"LIGHT_ENGINE_ORPHANS": "1"}), launch()]
+    orphan, child = [server.wait_ready().scheduler() for server in servers]
+    for server in servers:
+        server.process.kill()
+        server.end()
+    until(lambda: not Path(f"/proc/{child}").exists(), "an ordinary scheduler outlived its main process")
     try:
-        assert "light_engine" in Path(f"/proc/{scheduler}/cmdline").read_text()
+        assert "light_engine" in Path(f"/proc/{orphan}/cmdline").read_text()
     finally:
-        os.kill(scheduler, signal.SIGKILL)
+        os.kill(orphan, signal.SIGKILL)
 
 
 def test_it_says_what_it_is(launch: Launch) -> None:

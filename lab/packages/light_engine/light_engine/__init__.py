@@ -27,7 +27,8 @@ Settings, all from the environment:
 - LIGHT_ENGINE_START_DELAY, LIGHT_ENGINE_WARMUP_DELAY: seconds (0) of loading and of warm-up;
 - LIGHT_ENGINE_TOKEN_DELAY: seconds (0) before each piece of an answer;
 - LIGHT_ENGINE_STOP_DELAY: seconds (0) between the last request in flight and the end, after SIGTERM;
-- LIGHT_ENGINE_STOP_SIGNAL: "kill" (default) to end by SIGKILL, "exit" to end with status 0;
+- LIGHT_ENGINE_STOP_SIGNAL: how it ends after SIGTERM: "kill" (default), by SIGKILL as sglang 0.5.16 did on a GPU, or
+  "exit", with status 0 as 0.5.23 did on a CPU;
 - LIGHT_ENGINE_DIE: "exit" (status 1), "kill" (SIGKILL), "scheduler" (SIGSEGV of the child) or "hang"
   (SIGSTOP of the child), LIGHT_ENGINE_DIE_WHEN: seconds after it became ready, or "starting" (default) for
   the end of loading;

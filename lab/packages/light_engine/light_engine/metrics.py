@@ -30,8 +30,8 @@ class Metrics:
     def page(self, model: str, mode: str, running: int, waiting: int) -> str:
         """Return the page. running, waiting: requests at work, and requests that wait for the other side of a pair."""
         kind = ENGINE_TYPE[mode]
-        label = f'engine_type="{kind}",model_name="{model}"'
-        rank = f'{label},pp_rank="0",tp_rank="0"'
+        label = f'engine_type="{kind}",is_streaming="false",model_name="{model}"'
+        rank = f'engine_type="{kind}",model_name="{model}",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
         lines: list[str] = []
 
         def simple(name: str, metric_type: str, labels: str, value: float) -> None:
@@ -46,6 +46,7 @@ class Metrics:
             simple("sglang:num_prefill_inflight_queue_reqs", "gauge", rank, float(waiting))
             name = "sglang:kv_transfer_total_mb"
             lines.append(f"# TYPE {name} histogram")
+        if self.transfers:  # until the first one a histogram has no samples
             counts = {f"{limit}.0": self._buckets[limit] for limit in KV_MB_BUCKETS} | {"+Inf": self.transfers}
             lines += [f'{name}_bucket{{{rank},le="{limit}"}} {float(count)}' for limit, count in counts.items()]
             lines += [

@@ -82,6 +82,7 @@ class Style:
 
 GENERATE: Final = Style(128, "", "")
 COMPLETION: Final = Style(16, "text_completion", "text_completion")
+DONE: Final = b"data: [DONE]\n\n"
 CHAT: Final = Style(256, "chat.completion.chunk", "chat.completion")
 
 
@@ -257,7 +258,6 @@ class Worker:
             get(path, self._model_info)
         get("/v1/models", self._models)
         get("/v1/loads", self._loads)
-        get("/get_load", self._load)
         if self.flags.enable_metrics:
             get("/metrics", self._metrics)
         post("/generate", lambda request: self._ask(request, GENERATE))
@@ -342,11 +342,6 @@ class Worker:
         now = datetime.now(UTC).isoformat()
         return web.json_response({"timestamp": now, "version": VERSION, "loads": [load]})
 
-    async def _load(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            [{"dp_rank": 0, "num_reqs": self.running, "num_waiting_reqs": self.waiting, "num_tokens": 0}]
-        )
-
     async def _metrics(self, _: web.Request) -> web.Response:
         page = self.metrics.page(
             self.flags.served_model_name, self.flags.mode, self.running - self.waiting, self.waiting
@@ -359,6 +354,7 @@ class Worker:
     async def _ask(self, request: web.Request, style: Style) -> web.StreamResponse:
         self.running += 1
         self.idle.clear()
+        body: Any = None
         try:
             body = json.loads(await request.text())
             if not isinstance(body, dict):
@@ -367,10 +363,10 @@ class Worker:
             text = await self._think(body, prompt)
             return await self._say(request, style, body, prompt, text)
         except (RequestError, ValueError) as error:
-            return _error(400, "BadRequest", str(error))
+            return _error(body, 400, "BadRequestError", str(error))
         except PairError as error:
             log(str(error))
-            return _error(500, "InternalServerError", str(error))
+            return _error(body, 500, "InternalServerError", str(error))
         finally:
             self.running -= 1
             if not self.running:
@@ -464,12 +460,12 @@ class _Reply:
     def end(self, with_usage: bool) -> bytes:
         """Return the events that close a stream."""
         if self.style is GENERATE:
-            return b"data: [DONE]\n\n"
+            return DONE
         content: dict[str, Any] = {"delta": {}} if self.style is CHAT else {"text": ""}
         last = self._event(content, self.ending)
         if with_usage:
             last += _event({**self.head, "object": self.style.chunk, "choices": [], "usage": self.usage})
-        return last + b"data: [DONE]\n\n"
+        return last + DONE
 
     def _event(self, content: dict[str, Any], ending: str | None) -> bytes:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": ending}
@@ -494,7 +490,9 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def _error(status: int, kind: str, message: str) -> web.Response:
-    return web.json_response(
-        {"object": "error", "message": message, "type": kind, "param": None, "code": status}, status=status
-    )
+def _error(body: Any, status: int, kind: str, message: str) -> web.Response:
+    """Return an error: with its status, but to a request for a stream as an event, under status 200."""
+    error = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    if isinstance(body, dict) and body.get("stream"):
+        return web.Response(body=_event({"error": error}) + DONE, content_type="text/event-stream")
+    return web.json_response(error, status=status)
