@@ -435,7 +435,8 @@ def test_files_that_are_links_are_followed_as_a_hub_cache_has_them(host: Host, t
 @pytest.mark.usefixtures("in_place")
 def test_a_source_that_moved_is_verified_and_linked_anew(host: Host, tmp_path: Path) -> None:
     host.sync(mode="in_place")
-    host.source = host.source.rename(tmp_path / "elsewhere")
+    shutil.copytree(host.source, tmp_path / "elsewhere")
+    host.source = tmp_path / "elsewhere"
     result = host.sync(mode="in_place")
     assert (result["failed"], result["changed"]) == (False, True)
     assert host.target.readlink() == tmp_path / "elsewhere"
