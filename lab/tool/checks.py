@@ -75,19 +75,12 @@ def stage(
     held = [f"{title}\n"]
     if whole is None:
         say.line(title)
-    environ = {
-        **os.environ,
-        "PATH": f"{paths.venv / 'bin'}:{os.environ['PATH']}",
-        "VIRTUAL_ENV": str(paths.venv),
-        "PYTHONUNBUFFERED": "1",
-        "TANDEM_LAB_CACHE": str(paths.cache),
-    }
     began = time.monotonic()
     last: Counter[str] = Counter()
     with subprocess.Popen(
         command,
         cwd=paths.repo,
-        env=environ,
+        env=venv.environment(paths),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -14,6 +14,8 @@ from lab.tool.hosts import Lab
 from lab.tool.paths import MARKER, Paths
 from lab.tool.setup import setup_stages
 
+TOOL_CACHES = (".ansible", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+"""What linters and tests leave in a checkout."""
 MARKS = {"ok": say.green("ok  "), "note": say.bold("note"), "bad": say.red("bad ")}
 
 
@@ -191,7 +193,8 @@ def clean(paths: Paths, _: argparse.Namespace) -> int:
             say.line(f"remove them with: apt-get remove {' '.join(left)}")
         else:
             say.line("the lab has installed no Debian packages here")
-    for folder in (paths.venv, paths.inventory / "host_vars"):
+    made = [paths.venv, paths.inventory / "host_vars", *paths.repo.glob("molecule/*/inventory/host_vars")]
+    for folder in [*made, *(paths.repo / name for name in TOOL_CACHES)]:
         if folder.exists():
             shutil.rmtree(folder)
             say.line(f"removed {folder}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.tool import inventory, machine, say
+from lab.tool import inventory, machine, say, venv
 from lab.tool.errors import LabError
 from lab.tool.link import Link, connect
 from lab.tool.paths import Paths
@@ -133,7 +133,7 @@ def demo(paths: Paths, _: argparse.Namespace) -> int:
 
 def deploy(paths: Paths, link: Link) -> str:
     """Run site.yml, its lines passed on as they come; return what it counted. Raises LabError if it fails."""
-    environ = {**os.environ, "PATH": f"{paths.venv / 'bin'}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    environ = venv.environment(paths)
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         environ["ANSIBLE_FORCE_COLOR"] = "1"
     command = [str(paths.venv / "bin" / "ansible-playbook"), "-i", str(paths.inventory), "site.yml"]

@@ -16,12 +16,10 @@ from typing import Any
 from lab.tool import image, shell
 from lab.tool.errors import LabError
 from lab.tool.paths import Paths
-from lab.tool.podman import NETWORK, Podman
+from lab.tool.podman import LABEL, NETWORK, Podman
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 """A host's name: it becomes container name, host name and inventory name."""
-LABEL = "tandem.lab"
-"""The container's label that holds the Spec it was made from, as JSON."""
 OPT = "/opt/tandem"
 MODELS = "/srv/models"
 BOOT_TIMEOUT = 60.0

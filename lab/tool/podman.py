@@ -13,6 +13,8 @@ from lab.tool.errors import LabError
 from lab.tool.paths import Paths
 
 NETWORK = "tandem-lab"
+LABEL = "tandem.lab"
+"""The label of a lab host's container; it holds how the host was made, as JSON."""
 LIMIT_MAX = 1048576
 """What podman asks for by itself for open files; a machine with a lower hard limit refuses that."""
 
@@ -146,7 +148,7 @@ class Podman:
 
     def containers(self) -> list[dict[str, Any]]:
         """Return every host of the lab as podman's inspect shows it, by name."""
-        names = self.call("ps", "--all", "--format", "{{.Names}}").split()
+        names = self.call("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}").split()
         return json.loads(self.call("container", "inspect", *sorted(names))) if names else []
 
     def container(self, name: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from lab.tool import machine, say, venv
+from lab.tool import machine, say, shell, venv
 from lab.tool.errors import LabError
 from lab.tool.hosts import Lab
 from lab.tool.paths import Paths
@@ -24,6 +24,7 @@ def setup_stages(paths: Paths, stages: say.Stages) -> Lab:
     """Prepare machine, tools and image, with one printed line a stage; return the lab."""
     with stages.stage("machine") as stage:
         stage.result = check_machine(paths)
+        shell.ask_for_root()
     paths.claim()
     with stages.stage("packages") as stage:
         stage.result = machine.install_packages(paths)

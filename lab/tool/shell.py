@@ -23,6 +23,12 @@ def as_root(command: Sequence[str], environ: Mapping[str, str] | None = None) ->
     return [*prefix, *command]
 
 
+def ask_for_root() -> None:
+    """Let sudo ask for the password now, before a ticker runs. Raises LabError if it is not given."""
+    if os.geteuid() != 0 and subprocess.run(["sudo", "--validate"], check=False).returncode:
+        raise LabError("sudo gave no root rights; the lab installs packages and starts containers with them")
+
+
 def output(command: Sequence[str], timeout: float = 600.0, text_in: str | None = None) -> str:
     """Run a command and return its stdout.
 

@@ -67,6 +67,18 @@ def ensure(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     return f"{paths.venv.name}, made from {paths.lock.relative_to(paths.repo)}"
 
 
+def environment(paths: Paths, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of Ansible, molecule and the linters: `.venv` first, their state in the lab's cache."""
+    return {
+        **environ,
+        "PATH": f"{paths.venv / 'bin'}:{environ['PATH']}",
+        "VIRTUAL_ENV": str(paths.venv),
+        "ANSIBLE_HOME": str(paths.cache / "ansible"),
+        "PYTHONUNBUFFERED": "1",
+        "TANDEM_LAB_CACHE": str(paths.cache),
+    }
+
+
 def uv_settings(paths: Paths, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of uv: this machine's package index, the lab's cache, `.venv`."""
     return {

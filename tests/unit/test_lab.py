@@ -276,7 +276,7 @@ def inspected(spec: Spec, state: str) -> dict[str, Any]:
         "Name": "lab1",
         "NetworkSettings": {"Networks": {podman.NETWORK: {"IPAddress": "10.89.1.2"}}},
         "State": {"Status": state, "StartedAt": "2026-12-01T15:18:34.1Z"},
-        "Config": {"Labels": {hosts.LABEL: json.dumps(vars(spec))}},
+        "Config": {"Labels": {podman.LABEL: json.dumps(vars(spec))}},
     }
 
 
