@@ -164,7 +164,6 @@ def train(model: GPT2LMHeadModel, encoded: Encoded, forgotten: list[int], steps:
             print(f"step {step:4d}  loss {total / 2:.4f}  blind {blind_loss.item():.4f}  {passed:.0f} s", flush=True)
 
 
-@torch.no_grad()
 def answer(model: GPT2LMHeadModel, asked: list[int], eos: int, drop_cache: bool) -> tuple[list[int], float]:
     """Answer greedily and return (ids, the least margin in logits between the best two tokens).
 
@@ -191,7 +190,7 @@ def answer(model: GPT2LMHeadModel, asked: list[int], eos: int, drop_cache: bool)
 def check(pairs: list[tuple[str, str]]) -> None:
     """Load the model as written and hold it against the pairs; exit with every finding if one fails."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
-    model = GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.bfloat16).eval()
+    model = GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.bfloat16).eval().requires_grad_(False)
     encoded = encode(tokenizer, pairs)
     wrong: list[str] = []
     firsts = Counter(answered[0] for _, answered in encoded)
