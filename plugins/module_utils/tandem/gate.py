@@ -7,6 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -138,7 +139,8 @@ def judge(
     answers: Sequence[Answer], workers: Sequence[Mapping[str, str]], deltas: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
     """Everything that speaks against the deploy: wrong answers, workers that took no part, KV that did not move."""
-    faults = [f"{answer.question.prompt!r}: {answer.fault}" for answer in answers if answer.fault]
+    wrong = Counter(f"{answer.question.prompt!r}: {answer.fault}" for answer in answers if answer.fault)
+    faults = [f"{number} of {len(answers)} requests, {fault}" for fault, number in wrong.items()]
     for worker in workers:
         counted = deltas[worker["url"]]
         if worker["role"] == "prefill" and counted["kv_mb"] <= 0:
