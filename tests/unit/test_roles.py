@@ -50,3 +50,9 @@ def test_no_group_vars_all_beside_site() -> None:
     """It would beat the fleet's own under site.yml and be absent under playbooks/."""
     assert list((ROOT / "group_vars").glob("all*")) == []
     assert (ROOT / "playbooks" / "group_vars").resolve() == ROOT / "group_vars"
+
+
+def test_readmes_are_generated() -> None:
+    import role_docs
+
+    assert role_docs.main(["--check"]) == 0, "run `make docs`"
