@@ -277,15 +277,24 @@ class Inventory:
 
     def _routers(self, peers: list[Settings]) -> list[dict[str, Any]]:
         """What the gate asks: each router, as its own host reaches it, and the servers behind it."""
-        workers = [
-            {"role": worker.role, "name": worker.name, "host": worker.host, "url": worker.url}
-            for worker in _workers(peers)
-        ]
         by_host = {peer.host: peer for peer in peers}
         found = []
         for host in self.groups[ROUTER_GROUP]:
             values = (by_host.get(host) or self._settings(host)).values
             url = f"http://{routers.reachable(values['router_host'])}:{values['router_port']}"
+            # NIXL's own count is to be had on the worker's host alone.
+            workers = [
+                {
+                    "role": worker.role,
+                    "name": worker.name,
+                    "host": worker.host,
+                    "url": worker.url,
+                    "telemetry": f"http://127.0.0.1:{worker.telemetry_port}/metrics"
+                    if worker.telemetry_port and worker.host == host
+                    else "",
+                }
+                for worker in _workers(peers)
+            ]
             found.append({"host": host, "url": url, "model": values["tandem_served_model_name"], "workers": workers})
         return found
 
@@ -320,7 +329,17 @@ def _rows(settings: Settings) -> list[split.Row]:
 def _workers(peers: Iterable[Settings]) -> list[routers.Worker]:
     """All servers of the fleet, prefills first, in the order of names: the same list whatever --limit says."""
     found = [
-        routers.Worker(row.role, peer.host, row.name, peer.values["tandem_address"], row.port, row.bootstrap_port)
+        routers.Worker(
+            role=row.role,
+            host=peer.host,
+            name=row.name,
+            address=peer.values["tandem_address"],
+            port=row.port,
+            bootstrap_port=row.bootstrap_port,
+            telemetry_port=row.telemetry_port
+            if row.role == "prefill" and peer.values["tandem_nixl_telemetry"]
+            else None,
+        )
         for peer in peers
         for row in _rows(peer)
     ]

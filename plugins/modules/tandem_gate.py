@@ -18,7 +18,8 @@ options:
     type: str
     required: true
   workers:
-    description: The servers behind it, with C(role), C(name), C(host) and C(url).
+    description:
+      - The servers behind it, with C(role), C(name), C(host), C(url), and C(telemetry), the URL of NIXL's own count or empty.
     type: list
     elements: dict
     required: true
@@ -73,7 +74,7 @@ answers:
   returned: when requests were sent
   type: list
 workers:
-  description: What each worker counted meanwhile, C(kv_mb) in MB and C(requests).
+  description: What each worker counted meanwhile, C(requests), C(kv_bytes), and C(nixl_bytes) where NIXL counts.
   returned: when requests were sent
   type: dict
 seconds:

@@ -22,6 +22,8 @@ class Router(ThreadingHTTPServer):
     status = 200
     kv_mb = 0.0
     kv_step = 0.5
+    nixl_bytes = 0.0
+    nixl_step = 0.5 * 2**20 + 1600
     requests = 0
 
 
@@ -36,12 +38,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
             self.end_headers()
-            text = f'{gate.KV_MB}{{tp_rank="0"}} {self.server.kv_mb}\n{gate.REQUESTS} {self.server.requests}\n'
+            text = f"{gate.NIXL_BYTES} {self.server.nixl_bytes}\n"
+            text += f'{gate.KV_MB}{{tp_rank="0"}} {self.server.kv_mb}\n{gate.REQUESTS} {self.server.requests}\n'
             self.wfile.write(f"# HELP x\n{text}".encode())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.kv_mb += self.server.kv_step
+        self.server.nixl_bytes += self.server.nixl_step
         self.server.requests += 1
         message = {"message": {"content": self.server.content}, "finish_reason": self.server.finish}
         self.reply(self.server.status, {"choices": [message]})
@@ -74,7 +78,8 @@ def faults(router: Router, register_timeout: float = 0.1) -> list[str]:
         {
             "router": url,
             "workers": [
-                {"role": role, "name": f"{role}-0", "host": "gpu1", "url": url} for role in ("prefill", "decode")
+                {"role": role, "name": f"{role}-0", "host": "gpu1", "url": url, "telemetry": url}
+                for role in ("prefill", "decode")
             ],
             "model": "m",
             "key": "",
@@ -113,6 +118,12 @@ def test_no_kv_moved(router: Router) -> None:
     assert faults(router) == [f"prefill-0 of gpu1 moved no KV bytes: {gate.KV_MB} stood still"]
 
 
+def test_nixl_sent_less_than_the_engine_accounts_for(router: Router) -> None:
+    """A transfer that is reported and did not happen: only the bytes beside the KV cache are sent."""
+    router.nixl_step = 1600
+    assert "accounts for 2097152 KV bytes, NIXL sent 6400" in faults(router)[0]
+
+
 def test_router_not_ready(router: Router) -> None:
     router.ready = 503
     assert "/readiness answers 503" in faults(router)[0]
@@ -130,5 +141,5 @@ def test_unhealthy_worker(router: Router) -> None:
 
 
 def test_counters_of_a_restarted_worker() -> None:
-    before = {"u": {"kv_mb": 10.0, "requests": 7.0}}
-    assert gate.moved(before, {"u": {"kv_mb": 0.5, "requests": 9.0}}) == {"u": {"kv_mb": 0.5, "requests": 2.0}}
+    before = {"u": {"kv_bytes": 10.0, "requests": 7.0}}
+    assert gate.moved(before, {"u": {"kv_bytes": 5.0, "requests": 9.0}}) == {"u": {"kv_bytes": 5.0, "requests": 2.0}}

@@ -46,6 +46,7 @@ def test_ports_derive_from_the_http_port() -> None:
         "NCCL port": 28001,
         "dist-init port": 29001,
         "bootstrap_port": 8998,
+        "NIXL telemetry port": 27001,
     }
 
 

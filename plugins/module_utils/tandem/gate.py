@@ -15,8 +15,9 @@ from typing import Final
 
 from .prometheus import total
 
-# What each worker counts. KV bytes are counted where they are sent, on the prefill (docs/proof.md).
+# What each worker counts, on the prefill, which sends. The engine computes its figure from the request; NIXL measures.
 KV_MB: Final = "sglang:kv_transfer_total_mb_sum"
+NIXL_BYTES: Final = "agent_tx_bytes_total"
 REQUESTS: Final = "sglang:num_requests_total"
 POLL: Final = 0.5
 
@@ -117,11 +118,14 @@ def ask_all(
 
 
 def counters(workers: Sequence[Mapping[str, str]]) -> dict[str, dict[str, float]]:
-    """KV megabytes and requests that each worker has counted so far, by its URL."""
+    """What each worker counted so far, by its URL: requests, KV bytes as the engine accounts them, bytes of NIXL."""
     found = {}
     for worker in workers:
         _status, text = get(f"{worker['url']}/metrics", 10)
-        found[worker["url"]] = {"kv_mb": total(text, KV_MB), "requests": total(text, REQUESTS)}
+        found[worker["url"]] = {"requests": total(text, REQUESTS), "kv_bytes": total(text, KV_MB) * 2**20}
+        if worker["telemetry"]:
+            _status, text = get(worker["telemetry"], 10)
+            found[worker["url"]]["nixl_bytes"] = total(text, NIXL_BYTES)
     return found
 
 
@@ -142,9 +146,15 @@ def judge(
     wrong = Counter(f"{answer.question.prompt!r}: {answer.fault}" for answer in answers if answer.fault)
     faults = [f"{number} of {len(answers)} requests, {fault}" for fault, number in wrong.items()]
     for worker in workers:
-        counted = deltas[worker["url"]]
-        if worker["role"] == "prefill" and counted["kv_mb"] <= 0:
-            faults.append(f"{worker['name']} of {worker['host']} moved no KV bytes: {KV_MB} stood still")
+        counted, who = deltas[worker["url"]], f"{worker['name']} of {worker['host']}"
         if worker["role"] == "decode" and counted["requests"] <= 0:
-            faults.append(f"{worker['name']} of {worker['host']} took no request: {REQUESTS} stood still")
+            faults.append(f"{who} took no request: {REQUESTS} stood still")
+        if worker["role"] == "prefill" and counted["kv_bytes"] <= 0:
+            faults.append(f"{who} moved no KV bytes: {KV_MB} stood still")
+        # NIXL sends the KV cache and some bytes beside it, never less than the engine accounts for.
+        if counted.get("nixl_bytes", counted["kv_bytes"]) < counted["kv_bytes"]:
+            faults.append(
+                f"{who} accounts for {counted['kv_bytes']:.0f} KV bytes, NIXL sent {counted['nixl_bytes']:.0f}"
+                f" ({NIXL_BYTES} at {worker['telemetry']})"
+            )
     return faults

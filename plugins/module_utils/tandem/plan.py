@@ -83,7 +83,13 @@ def server(
         "address": address,
         "port": row.port,
         "ports": [
-            {"port": port, "address": address, "instance": row.name, "use": use} for use, port in row.ports().items()
+            {
+                "port": port,
+                "address": "127.0.0.1" if port == row.telemetry_port else address,
+                "instance": row.name,
+                "use": use,
+            }
+            for use, port in row.ports().items()
         ],
         "gpus": list(row.gpus),
         "numa_node": row.numa_node,

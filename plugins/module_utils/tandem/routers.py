@@ -37,6 +37,7 @@ class Worker:
     address: str
     port: int
     bootstrap_port: int | None
+    telemetry_port: int | None
 
     @property
     def url(self) -> str:

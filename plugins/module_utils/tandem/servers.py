@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .flags import FlagSet
-from .paths import HOMES, JIT_CACHE, KERNELS
+from .paths import HOMES, JIT_CACHE, KERNELS, RUN
 from .problems import Problem
 from .split import Row, is_loopback, name_gpus
 
@@ -155,6 +155,16 @@ def environment(
         "SGLANG_CRASH_ON_NUMA_BIND_FAILURE": "True",
         "UCX_NET_DEVICES": device,
     }
+    if row.role == "prefill" and settings["tandem_nixl_telemetry"]:
+        # NIXL counts what was sent, for all ranks at one port. The engine's own kv_transfer metrics are computed from
+        # the request: they count a transfer that did not happen as well.
+        env |= {
+            "NIXL_TELEMETRY_ENABLE": "y",
+            "NIXL_TELEMETRY_EXPORTER": "prometheus_mp",
+            "NIXL_TELEMETRY_MULTIPROC_DIR": f"{RUN}/{row.name}",
+            "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+            "NIXL_TELEMETRY_PROMETHEUS_PORT": str(row.telemetry_port),
+        }
     if settings["tandem_nixl_backend_params"]:
         params = {key: str(value) for key, value in settings["tandem_nixl_backend_params"].items()}
         env["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] = json.dumps(params, sort_keys=True)

@@ -13,7 +13,8 @@ from .problems import Problem
 # 29 characters after `tandem-` still make a legal user name (useradd(8): 32).
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,24}")
 # Below these the derived ports would leave the unprivileged range.
-LOWEST_PORT: Final = 1024 + 2000
+LOWEST_PORT: Final = 1024 + 3000
+TELEMETRY_OFFSET: Final = -3000
 NCCL_OFFSET: Final = -2000
 DIST_INIT_OFFSET: Final = -1000
 
@@ -49,11 +50,18 @@ class Row:
     def dist_init_port(self) -> int:
         return self.port + DIST_INIT_OFFSET
 
+    @property
+    def telemetry_port(self) -> int:
+        """Where NIXL itself says how many bytes a prefill sent. On loopback only: NIXL binds that or every address."""
+        return self.port + TELEMETRY_OFFSET
+
     def ports(self) -> dict[str, int]:
         """Every port that the instance listens on, by what it is for."""
         named = {"port": self.port, "NCCL port": self.nccl_port, "dist-init port": self.dist_init_port}
         if self.bootstrap_port is not None:
             named["bootstrap_port"] = self.bootstrap_port
+        if self.role == "prefill":
+            named["NIXL telemetry port"] = self.telemetry_port
         return named
 
 
@@ -86,7 +94,7 @@ def check_ports(listeners: Iterable[tuple[int, str, str]], where: str) -> list[P
                 Problem(
                     where,
                     f"port {port} for {' and '.join(f'{instance} ({use})' for instance, use in owners)}",
-                    "unique ports on a host (NCCL and dist-init ports are the HTTP port less 2000 and less 1000)",
+                    "unique ports on a host (dist-init, NCCL, NIXL telemetry: the HTTP port less 1000, 2000, 3000)",
                 ),
             )
     return list(problems.values())
