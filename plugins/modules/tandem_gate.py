@@ -19,7 +19,7 @@ options:
     required: true
   workers:
     description:
-      - The servers behind it, with C(role), C(name), C(host), C(url), and C(telemetry), the URL of NIXL's own count or empty.
+      - The servers behind it, with C(role), C(name), C(host), C(url), and C(telemetry), where NIXL counts, or empty.
     type: list
     elements: dict
     required: true
