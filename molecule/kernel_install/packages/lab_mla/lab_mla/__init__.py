@@ -1,0 +1,1 @@
+"""A kernel package of the scenario: a tree, copied verbatim."""

@@ -1,0 +1,1 @@
+// Not Python, and still part of the package.
