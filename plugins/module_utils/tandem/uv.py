@@ -29,7 +29,7 @@ from .preflight import satisfies
 from .problems import TandemError
 
 UV_VERSION: Final = "0.13.9"
-# SHA-256 of its wheels for Linux with glibc (PyPI): x86_64, aarch64. `make locks` says when there is a newer one.
+# SHA-256 of its wheels for Linux with glibc (PyPI): x86_64, aarch64. A test holds them against requirements/control.txt.
 UV_HASHES: Final = (
     "d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19",
     "ecb6028d79dc96fbeafffe5c8af62a7099487ebc05a701e76714eebcffd06375",
