@@ -65,7 +65,7 @@ EXAMPLES = r"""
     workers: "{{ tandem_plan.workers }}"
     model: DeepSeek-V4-Flash-NVFP4
     questions:
-      - {prompt: What is the capital of France? Answer with one word., expect: Paris, max_tokens: 512}
+      - {prompt: "What is the capital of France? Answer with one word.", expect: Paris, max_tokens: 512}
 """
 
 RETURN = r"""
