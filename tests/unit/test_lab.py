@@ -475,11 +475,11 @@ def test_pytests_closing_line_is_counted() -> None:
 
 
 def test_the_whole_stack_is_tested_last(tmp_path: Path) -> None:
-    for name in ("site", "router", "drill_kill", "decode_server", "site_two", "shared"):
+    for name in ("site", "zeta", "drill_kill", "decode_server", "site_two", "shared"):
         (tmp_path / "molecule" / name).mkdir(parents=True)
         if name != "shared":
             (tmp_path / "molecule" / name / "molecule.yml").write_text("---\n")
-    assert checks.scenarios(tmp_path) == ["decode_server", "drill_kill", "router", "site", "site_two"]
+    assert checks.scenarios(tmp_path) == ["decode_server", "drill_kill", "zeta", "site", "site_two"]
 
 
 def test_a_failed_stage_fails_the_run_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -494,7 +494,7 @@ def test_a_failed_stage_fails_the_run_and_is_named(capsys: pytest.CaptureFixture
 
 def test_a_stage_passes_its_output_on_and_counts_it(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = checks.Outcome()
-    checks.stage(paths, outcome, "x", ["sh", "-c", "echo hello; echo '3 passed in 0.1s'; exit 1"])
+    checks.stage(paths, outcome, "x", ["sh", "-c", "printf hel; echo lo; echo '3 passed in 0.1s'; exit 1"])
     assert "hello" in capsys.readouterr().out
     assert outcome.counts["passed"] == 3
     assert outcome.failed == ["x"]
