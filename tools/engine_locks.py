@@ -4,8 +4,8 @@
     .venv/bin/python tools/engine_locks.py                       # what changed in a requirements.in, nothing else
     .venv/bin/python tools/engine_locks.py --upgrade smg-1.13.0  # the newest versions that it allows
 
-One lock serves every supported Python (3.11 and newer). A lock's content is part of its runtime's id: hosts make a runtime of
-the new lock beside the old one, and instances take it with their next release.
+One lock serves every supported Python (3.11 and newer). A lock's content is part of its runtime's id: hosts make a
+runtime of the new lock beside the old one, and instances take it with their next release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UV = Path(sys.executable).with_name("uv")
 
 
 def command(engine: Path, *, upgrade: bool) -> list[str]:
-    """The uv command that pins one engine, to be run in its directory so that its lock names no path of this machine."""
+    """The uv command that pins one engine. Run in the engine's directory, the lock names no path of this machine."""
     words = [str(UV), "pip", "compile", "--quiet", "--no-config", "--no-header", "--universal", "--generate-hashes"]
     words += ["--python-version", "3.11", "requirements.in", "--output-file", "requirements.lock"]
     if (engine / "overrides.in").exists():

@@ -273,6 +273,14 @@ def test_a_file_that_is_not_the_locks_is_refused_and_what_was_there_stays(host: 
     assert not host.make(good)["changed"]
 
 
+def test_a_lock_without_hashes_is_refused(host: Host) -> None:
+    host.package()
+    result = host.make(host.row("engine==1.0\n"))
+    assert result["failed"]
+    assert "--require-hashes" in result["msg"]
+    assert not host.path().exists()
+
+
 def test_a_package_that_the_index_has_not_is_named(host: Host) -> None:
     host.package()
     result = host.make(host.row(f"nosuch==9.9 --hash=sha256:{'a' * 64}\n"))
@@ -290,7 +298,7 @@ def test_nothing_is_built_from_source(host: Host) -> None:
     shutil.make_archive(str(sdist).removesuffix(".tar.gz"), "gztar", host.locks, "engine-1.0")
     result = host.make(host.row(host.index.add(sdist).replace("1.0.tar.gz", "1.0")))
     assert result["failed"]
-    assert "build" in result["msg"].lower()
+    assert "building from source is disabled" in result["msg"]
     assert not (host.locks / "ran").exists()
 
 
@@ -387,6 +395,14 @@ def gate(host: Host) -> tuple[str, Path, Path]:
     return host.package(files={"engine/__init__.py": textwrap.dedent(code)}), began, go
 
 
+def holds_open(pid: int, file: Path) -> bool:
+    """Whether a process has a file open."""
+    try:
+        return any(link.readlink() == file for link in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
 def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(host: Host) -> None:
     line, began, go = gate(host)
     row = host.row(line)
@@ -417,6 +433,7 @@ def test_two_runs_at_once_make_it_once(host: Host) -> None:
     first = host.start(row)
     wait_for(began.exists, "the import check")
     second = host.start(row)
+    wait_for(lambda: holds_open(second.pid, host.root / ".lock"), "the second run at the lock")
     go.touch()
     results = [json.loads(process.communicate(timeout=60)[0]) for process in (first, second)]
     assert [result["failed"] for result in results] == [False, False], results

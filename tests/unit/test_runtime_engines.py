@@ -132,7 +132,7 @@ def test_the_dump_of_a_parser_is_complete_and_the_same_each_time(
         "    @staticmethod\n"
         "    def add_cli_args(parser, use_router_prefix):\n"
         "        assert use_router_prefix is False\n"
-        "        parser.add_argument('--policy', '-p', choices={'b', 'a', 1}, default=('x', 2), help='h' * 400)\n"
+        "        parser.add_argument('--policy', '-p', choices=['b', 1, 'a'], default=('x', 2), help='h' * 400)\n"
         "        parser.add_argument('--pd', action='store_true')\n"
         "        parser.add_argument('positional')\n"
     )

@@ -145,8 +145,6 @@ def install(kernel: Kernel, python: uv.Interpreter, settings: uv.Settings) -> No
             _install_wheel(kernel, archive, partial, python, settings)
             tree = tree_digest(partial)
         uv.open_to_all(partial)
-        # While the old marker is gone and the new one not yet there, the package counts as unfinished.
-        kernel.marker.unlink(missing_ok=True)
         uv.swap(partial, kernel.path)
         record = {
             "format": 1,

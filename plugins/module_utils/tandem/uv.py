@@ -29,7 +29,7 @@ from .preflight import satisfies
 from .problems import TandemError
 
 UV_VERSION: Final = "0.13.9"
-# SHA-256 of its wheels for Linux with glibc (PyPI): x86_64, aarch64. A test holds them against requirements/control.txt.
+# SHA-256 of its Linux wheels on PyPI, x86_64 and aarch64. A test holds them against requirements/control.txt.
 UV_HASHES: Final = (
     "d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19",
     "ecb6028d79dc96fbeafffe5c8af62a7099487ebc05a701e76714eebcffd06375",
@@ -228,7 +228,7 @@ def install(runtime: Runtime, python: Interpreter, settings: Settings) -> dict[s
         run(
             [
                 *(str(uv), "pip", "sync", "--quiet", "--require-hashes", "--no-build"),
-                *("--allow-empty-requirements", "--python", str(interior), str(runtime.lock)),
+                *("--python", str(interior), str(runtime.lock)),
             ],
             environment,
             SYNC_TIMEOUT,
@@ -443,14 +443,11 @@ def _waited_long_enough(_signal: int, _frame: object) -> NoReturn:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses into a message that names the place. Files made inside are readable by all."""
-    umask = os.umask(0o022)
+    """Turns what the file system refuses into a message that names the place."""
     try:
         yield
     except OSError as error:
         raise TandemError(f"{path}: cannot be written: {error.strerror or error} ({error.filename})") from error
-    finally:
-        os.umask(umask)
 
 
 def beside(path: Path) -> Path:
@@ -475,7 +472,7 @@ def swap(partial: Path, path: Path) -> None:
 
 
 def open_to_all(folder: Path) -> None:
-    """Lets every user read a tree, and run what its owner may run, whatever umask its files once met in a cache."""
+    """Lets every user read a tree, and run what its owner may run, whatever umask its files met here or in a cache."""
     for entry in _walk(folder):
         if entry.is_symlink():
             continue
