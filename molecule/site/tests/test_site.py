@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def ask(host: Host, url: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plain(host: Host) -> Iterator[list[str]]:
+def plain(host: Host) -> list[str]:
     """The answers of the same model on one plain server, of the same release's flags without disaggregation."""
     words = run(host, "cat /var/lib/tandem/releases/decode-0/current/argv").splitlines()
     argv = [words[0], "-m", "sglang.launch_server"]
@@ -59,8 +58,9 @@ def plain(host: Host) -> Iterator[list[str]]:
     unit = f"systemd-run --unit=plain --collect -p EnvironmentFile={env} -p User=tandem-decode-0 -p WorkingDirectory=/"
     run(host, f"{unit} {' '.join(argv)}")
     wait("the plain server is ready", lambda: host.run(f"curl -sf {PLAIN}/ready").rc == 0, 240)
-    yield ask(host, PLAIN)
-    run(host, "systemctl stop plain", ok=False)
+    answers = ask(host, PLAIN)
+    run(host, "systemctl stop plain")  # it would take its share of two cores from every later test
+    return answers
 
 
 def metric(host: Host, port: int, name: str) -> float:
