@@ -54,4 +54,5 @@ def plan(
     manager.set_inventory(hosts)
     HostVars(hosts, manager, loader)
     variables = manager.get_vars(host=hosts.get_host(host), include_hostvars=True)
-    return Inventory(loader, variables, check_files).plan(host)
+    made: tuple[dict[str, Any], list[str]] = Inventory(loader, variables, check_files).plan(host)
+    return made

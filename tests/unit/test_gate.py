@@ -74,6 +74,7 @@ def faults(router: Router, register_timeout: float = 0.1) -> list[str]:
     from tandem_gate import run
 
     url = f"http://127.0.0.1:{router.server_port}"
+    found: list[str]
     _result, found = run(
         {
             "router": url,

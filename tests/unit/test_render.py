@@ -22,7 +22,7 @@ EXPECTED = ROOT / "tests" / "expected"
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The units and environments of inventory/example_host, as the playbook writes them."""
     folder = tmp_path_factory.mktemp("render")
-    command = [Path(sys.executable).with_name("ansible-playbook"), "playbooks/render.yml"]
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "playbooks/render.yml"]
     command += ["-i", "inventory/example_host", "-e", f"tandem_render_dir={folder}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ def releases(host: Host) -> dict[str, tuple[int, str]]:
     """Main PID and release of each instance: equal before and after means that nothing restarted."""
     found = {name: record(host, name) for name in INSTANCES}
     return {name: (row["main_pid"], row["release"]) for name, row in found.items()}
+
+
+def active(host: Host, unit: str) -> bool:
+    return show(host, unit)["ActiveState"] == "active"
 
 
 def ask(host: Host) -> str:
@@ -212,7 +217,8 @@ def test_a_stranger_on_our_port(host: Host) -> None:
 def test_everything_comes_back_after_a_reboot(host: Host) -> None:
     subprocess.run([ROOT / "lab" / "lab", "reboot", HOST], check=True, capture_output=True)
     for name in INSTANCES:
-        wait(f"{name} is active", lambda name=name: show(host, f"tandem-{name}.service")["ActiveState"] == "active", 90)
+        unit = f"tandem-{name}.service"
+        wait(f"{name} is active", partial(active, host, unit), 90)
     wait(
         "the router is ready",
         lambda: "200" in run(host, "curl -s -o /dev/null -w '%{http_code}' 127.0.0.1:30000/readiness"),
