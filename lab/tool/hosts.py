@@ -246,14 +246,14 @@ class Lab:
 
 
 def _host(inspected: dict[str, Any]) -> Host:
-    networks = inspected["NetworkSettings"]["Networks"]
-    label = json.loads(inspected["Config"]["Labels"][LABEL])
+    # podman tells the address of a running host only; the command that made it tells it always
+    made_by = inspected["Config"]["CreateCommand"]
     return Host(
         name=inspected["Name"],
-        address=networks[NETWORK]["IPAddress"] or str(networks[NETWORK].get("IPAMConfig") or ""),
+        address=made_by[made_by.index("--ip") + 1],
         state=inspected["State"]["Status"],
         started=inspected["State"]["StartedAt"],
-        spec=Spec(**label),
+        spec=Spec(**json.loads(inspected["Config"]["Labels"][LABEL])),
     )
 
 

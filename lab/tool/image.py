@@ -161,7 +161,7 @@ def ensure(paths: Paths, podman: Podman, suite: str) -> tuple[Recipe, str]:
         shell.output(shell.as_root(["mv", str(part), str(tar)]))
         account = f"{wanted.tag}, built"
     podman.import_image(tar, wanted.tag)
-    for old in paths.images.glob(f"{suite}-*.tar"):
+    for old in paths.images.glob(f"{suite}-*"):
         if old != tar:
             shell.output(shell.as_root(["rm", str(old)]))
     return wanted, account

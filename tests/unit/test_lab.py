@@ -274,9 +274,8 @@ def inspected(spec: Spec, state: str) -> dict[str, Any]:
     """A host as podman shows it."""
     return {
         "Name": "lab1",
-        "NetworkSettings": {"Networks": {podman.NETWORK: {"IPAddress": "10.89.1.2"}}},
         "State": {"Status": state, "StartedAt": "2026-12-01T15:18:34.1Z"},
-        "Config": {"Labels": {podman.LABEL: json.dumps(vars(spec))}},
+        "Config": {"Labels": {podman.LABEL: json.dumps(vars(spec))}, "CreateCommand": ["podman", "--ip", "10.89.1.2"]},
     }
 
 
@@ -308,6 +307,7 @@ def test_up_never_replaces_a_host_that_was_made_otherwise(made: dict[str, Any]) 
 def test_a_stopped_host_is_named_with_the_way_out(made: dict[str, Any]) -> None:
     with pytest.raises(LabError, match="lab1 is exited; `lab/lab up lab1`"):
         made["lab"].host("lab1")
+    assert made["lab"].hosts()[0].address == "10.89.1.2"
     with pytest.raises(LabError, match="no lab host lab2; `lab/lab up lab2`"):
         made["lab"].host("lab2")
 
