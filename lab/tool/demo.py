@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ PLAIN, STREAMED = 3, 1
 """Questions that are asked each way."""
 REQUEST_TIMEOUT = 60.0
 """Seconds for one answer; a second is usual."""
+WIDTH = 100
+"""Columns of a printed question."""
 COUNTER_TIMEOUT = 10.0
 """Seconds after the last answer until the prefill must have counted every transfer."""
 KV_MB = "sglang:kv_transfer_total_mb_sum"
@@ -111,7 +114,7 @@ def demo(paths: Paths, _: argparse.Namespace) -> int:
         router = next((one for one in instances if one.kind == "router"), None)
         if router is None:
             raise LabError(f"no router among what {HOST} runs ({', '.join(i.name for i in instances)})")
-        workers = [one for one in instances if one.kind != "router"]
+        workers = sorted((one for one in instances if one.kind != "router"), key=lambda one: one.kind, reverse=True)
         before = {one.name: counters(one) for one in workers}
         with stages.stage("ask") as stage:
             answers = ask(paths, router)
@@ -253,11 +256,11 @@ def ask(paths: Paths, router: Instance) -> list[Answer]:
     answers = []
     for number, row in enumerate(random.sample(questions, PLAIN + STREAMED)):
         streamed = number >= PLAIN
-        say.line(f"  {say.dim('Q')} {row['prompt']}" + (say.dim("  (streamed)") if streamed else ""))
+        say.line(textwrap.indent(textwrap.fill(row["prompt"], WIDTH), "    ").replace("    ", f"  {say.dim('Q')} ", 1))
         print(f"  {say.dim('A')} ", end="", flush=True)
         answer = chat(router.local, model, row["prompt"], row["answer"], streamed)
         verdict = say.green("right") if answer.right else say.red(f"wrong, expected {answer.expected!r}")
-        parts = f", {answer.pieces} parts, the first after {say.duration(answer.first)}" if streamed else ""
+        parts = f", streamed in {answer.pieces} parts, the first after {answer.first * 1000:.0f} ms" if streamed else ""
         say.line(f"   {verdict}{say.dim(f', {say.duration(answer.seconds)}{parts}')}")
         answers.append(answer)
     return answers
@@ -339,13 +342,13 @@ def show_next() -> None:
         (". .venv/bin/activate", "Ansible and the test tools, in this shell"),
         ("ansible-playbook site.yml", "again: nothing changes"),
         (
-            "ansible-playbook site.yml --tags decode --check --diff -e decode_server_max_running_requests=8",
-            "what would change",
+            "ansible-playbook site.yml --tags decode --check --diff",
+            "what would change; after an edit in inventory/lab, say",
         ),
         ("ansible-playbook site.yml --tags decode", "ship decode alone"),
         ("ansible-playbook playbooks/status.yml", "what runs where, which release"),
         (f"lab/lab ssh {HOST} sudo journalctl -fu tandem-decode-0", "an engine's log"),
-        (f"lab/lab ssh {HOST}", "look around; systemctl status 'tandem-*'"),
+        (f"lab/lab ssh {HOST}", "look around: systemctl status 'tandem-*'"),
         ("make down", "remove the host, keep the caches"),
     ):
-        say.line(f"  {command:<60} {say.dim(what)}")
+        say.line(f"  {command:<56} {say.dim(what)}")

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from lab.tool import shell
 from lab.tool.errors import LabError
@@ -39,14 +40,16 @@ def stamp(lock: str, *of: str) -> str:
 def ensure(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     """Have `.venv` as the lock says; return a one-line account. Nothing is done if it is already so."""
     lock = paths.lock.read_text(encoding="utf-8")
-    wanted = stamp(lock, sys.executable, sys.version, str(paths.venv))
+    # resolved: from within the activated `.venv` its own interpreter runs us, and that must not remake itself
+    base = str(Path(sys.executable).resolve())
+    wanted = stamp(lock, base, sys.version, str(paths.venv))
     mark = paths.venv / STAMP
     if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
         return f"{paths.venv.name}, as {paths.lock.relative_to(paths.repo)} says"
     python = str(paths.venv / "bin" / "python")
     mark.unlink(missing_ok=True)
     log = paths.logs / "control-tools.log"
-    shell.long_step([sys.executable, "-m", "venv", "--clear", str(paths.venv)], "python -m venv", log)
+    shell.long_step([base, "-m", "venv", "--clear", str(paths.venv)], "python -m venv", log)
     first = paths.cache / "uv.txt"
     first.write_text(requirement(lock, "uv"), encoding="utf-8")
     pip = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from lab.tool.hosts import Host, Lab, Spec
 from lab.tool.paths import MARKER, Paths
 
 ROOT = Path(__file__).resolve().parents[2]
+
+BASE = Path(sys.executable).resolve()
 
 SOUND = machine.Facts(
     os_release={"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"},
@@ -398,7 +401,7 @@ def test_the_lock_pins_every_tool_of_the_control_node_with_hashes() -> None:
 
 
 def test_tools_are_made_again_for_another_lock_or_interpreter_only(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Paths(repo=paths.cache, cache=paths.cache)
     copy.lock.parent.mkdir()
@@ -412,6 +415,10 @@ def test_tools_are_made_again_for_another_lock_or_interpreter_only(
     monkeypatch.setattr(shell, "long_step", step)
     venv.ensure(copy, {})
     assert [("--require-hashes" in one) for one in steps] == [False, True, True]
+    venv.ensure(copy, {})
+    assert len(steps) == 3
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").symlink_to(BASE)  # as in an activated .venv
     venv.ensure(copy, {})
     assert len(steps) == 3
     copy.lock.write_text("uv==2 \\\n    --hash=sha256:22\n")
