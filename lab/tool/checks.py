@@ -26,7 +26,8 @@ DRILL = "drill_"
 TICK_QUIET = 5.0
 """Seconds of silence before the linters show that they are at work."""
 
-_SUMMARY = re.compile(r"^[=\s]*((?:\d+ [a-z]+(?:, )?)+) in [0-9.]+s.*$")
+# molecule puts a rule before every line of what it runs
+_SUMMARY = re.compile(r"^[=\s│]*((?:\d+ [a-z]+(?:, )?)+) in [0-9.]+s.*$")
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -76,7 +77,7 @@ def stage(
     if whole is None:
         say.line(title)
     began = time.monotonic()
-    last: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with subprocess.Popen(
         command,
         cwd=paths.repo,
@@ -92,11 +93,11 @@ def stage(
             held.append(line)
             if whole is None:
                 print(line, end="", flush=True)
-            last = tests_counted(line) or last
+            counts += tests_counted(line)
     with outcome.lock:
         if whole is not None:
             whole("".join(held).rstrip("\n"))
-        outcome.counts += last
+        outcome.counts += counts
         outcome.rows.append((name, time.monotonic() - began, process.returncode == 0))
 
 

@@ -477,6 +477,7 @@ def test_pytests_closing_line_is_counted() -> None:
         "passed": 40,
         "skipped": 1,
     }
+    assert checks.tests_counted("  \x1b[2m│\x1b[0m 2 passed in 1.20s\n") == {"passed": 2}
     assert checks.tests_counted("1 passed, 3 errors in 0.10s\n") == {"passed": 1, "failed": 3}
     assert not checks.tests_counted("tests/unit/test_lab.py::test_x passed\n")
 
