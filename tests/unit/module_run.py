@@ -22,6 +22,8 @@ def run_module(main: Callable[[], None], params: Mapping[str, Any], *, check: bo
     }
     with (
         mock.patch.multiple(basic, create=True, **given),
+        # another test may have loaded Ansible's controller side; a module's warnings would then go to its display
+        mock.patch("ansible.module_utils._internal.is_controller", new=False),
         contextlib.redirect_stdout(out),
         contextlib.suppress(SystemExit),
     ):
