@@ -110,13 +110,7 @@ def run(desired: dict[str, str], keep: int, check_mode: bool) -> dict[str, Any]:
         "actions": {step.instance: {"action": step.action, "reason": step.reason} for step in steps},
         "previous": {step.instance: step.previous for step in moving if step.previous},
         "collected": [],
-        "diff": [
-            {
-                "before": f"{step.instance}: {step.previous or 'nothing'}\n",
-                "after": f"{step.instance}: {step.release} ({step.action}: {step.reason})\n",
-            }
-            for step in moving
-        ],
+        "diff": [difference(step) for step in moving],
     }
     if check_mode:
         return result
@@ -126,6 +120,18 @@ def run(desired: dict[str, str], keep: int, check_mode: bool) -> dict[str, Any]:
         f"{step.instance}/{name}" for step in steps for name in releases.collect(step.instance, keep)
     ]
     return result
+
+
+def difference(step: Step) -> dict[str, str]:
+    """What changes for an instance, down to the flag, where both releases are on the host."""
+    release = releases.Release(step.instance, step.release, {})
+    staged = releases.load(step.instance, step.release).text() if release.staged() else ""
+    return {
+        "before_header": f"{step.instance}: {step.previous or 'nothing'}",
+        "after_header": f"{step.instance}: {step.release} ({step.action}: {step.reason})",
+        "before": releases.current_text(step.instance) if staged else f"{step.previous or 'nothing'}\n",
+        "after": staged or f"{step.release}\n",
+    }
 
 
 def decide(instance: str, release: str) -> Step:

@@ -90,7 +90,7 @@ def test_each_tag_stands_alone(host: Host, tag: str, task: str) -> None:
     assert done.rc == 0, done.output
     assert done.recap(HOST)["changed"] == 0, done.output
     assert task in done.output
-    switches = "Switch to the staged releases" in done.output
+    switches = "TASK [deploy : Switch to the staged releases]" in done.output
     assert switches == (tag in ("prefill", "decode", "router"))
     others = {"prefill": "each decode", "decode": "each prefill", "router": "each decode"}
     assert tag not in others or f"Stage a release of {others[tag]}" not in done.output
@@ -102,7 +102,7 @@ def test_a_change_restarts_what_is_its_own(host: Host, tag: str, instance: str) 
     before = releases(host)
     change = {f"{tag}_server_env": {"LIGHT_ENGINE_TOKEN_DELAY": "0.001"}}
     predicted = play("site.yml", "--check", "--diff", "--tags", tag, inventory=INVENTORY, extra=change)
-    assert f"+{instance}: " in predicted.output, predicted.output
+    assert f"+++ after: {instance}: " in predicted.output, predicted.output
     assert "LIGHT_ENGINE_TOKEN_DELAY" in predicted.output
     assert releases(host) == before
     done = play("site.yml", "--tags", tag, inventory=INVENTORY, extra=change)
