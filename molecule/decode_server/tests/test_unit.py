@@ -47,8 +47,10 @@ def test_start_record_is_of_the_main_process(host: Host) -> None:
     assert run(host, "readlink /var/lib/tandem/releases/decode-0/current").strip() == found["release"]
 
 
-def test_no_secret_and_no_world_writable_file(host: Host) -> None:
-    assert run(host, "find /opt/tandem /var/lib/tandem /etc/systemd/system -perm -o+w ! -type l") == ""
+def test_no_file_that_all_may_write(host: Host) -> None:
+    private = "-type d ! -perm /o+x -prune"
+    places = "/opt/tandem /var/lib/tandem /etc/systemd/system"
+    assert run(host, f"find {places} {private} -o -perm -o+w ! -type l -print") == ""
 
 
 def test_kill_9_of_the_main_process(host: Host) -> None:

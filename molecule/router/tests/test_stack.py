@@ -55,7 +55,7 @@ def test_units_are_as_closed_as_they_can_be(host: Host) -> None:
         assert float(text.split(":")[1].split()[0]) < 5.0, text
 
 
-def test_no_secret_in_sight_and_check_mode_reports_nothing(host: Host) -> None:
+def test_check_mode_reports_nothing(host: Host) -> None:
     before = releases(host)
     done = play("site.yml", "--check", "--diff", inventory=INVENTORY)
     assert done.rc == 0, done.output
