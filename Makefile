@@ -29,5 +29,6 @@ clean: ## remove everything but the Debian packages
 docs: ## write the role READMEs anew from their argument_specs
 	@.venv/bin/python tools/role_docs.py
 
-locks: ## pin the control node's tools anew
+locks: ## pin the control node's tools and the engine releases anew
 	@lab/lab locks
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python tools/engine_locks.py
