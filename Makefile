@@ -31,4 +31,4 @@ docs: ## write the role READMEs anew from their argument_specs
 
 locks: ## pin the control node's tools and the engine releases anew
 	@lab/lab locks
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python tools/engine_locks.py
+	@.venv/bin/python tools/engine_locks.py
