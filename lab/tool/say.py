@@ -123,7 +123,7 @@ class Ticker:
 
 def _columns() -> int:
     try:
-        return os.get_terminal_size().columns
+        return os.get_terminal_size().columns or 110  # a terminal that does not know its size says 0
     except OSError:
         return 110
 
@@ -142,7 +142,7 @@ class Stages:
         yield stage
         seconds = time.monotonic() - began
         self.rows.append((name, seconds))
-        line(f"{green('ok')}  {name:<12} {stage.result:<72} {dim(duration(seconds)):>8}".rstrip())
+        line(f"{green('ok')}  {name:<12} {stage.result:<72} {dim(f'{duration(seconds):>12}')}")
 
     def total(self) -> float:
         """Return the seconds of all stages together."""
