@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -70,6 +71,13 @@ def router() -> Iterator[Router]:
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault is waited for: not for long here."""
+    monkeypatch.setattr(gate, "COUNTERS_LATE", 0.2)
+    monkeypatch.setattr(gate, "POLL", 0.02)
+
+
 def faults(router: Router, register_timeout: float = 0.1) -> list[str]:
     from tandem_gate import run
 
@@ -123,6 +131,22 @@ def test_nixl_sent_less_than_the_engine_accounts_for(router: Router) -> None:
     """A transfer that is reported and did not happen: only the bytes beside the KV cache are sent."""
     router.nixl_step = 1600
     assert "accounts for 2097152 KV bytes, NIXL sent 6400" in faults(router)[0]
+
+
+def test_a_count_that_comes_late_is_waited_for(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "COUNTERS_LATE", 20.0)
+    router.nixl_step = 0.0
+
+    def count_late() -> None:
+        while router.requests < 4:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        router.nixl_bytes = 4.0 * 2**20
+
+    late = threading.Thread(target=count_late)
+    late.start()
+    assert faults(router) == []
+    late.join()
 
 
 def test_router_not_ready(router: Router) -> None:

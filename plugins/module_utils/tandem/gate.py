@@ -20,6 +20,8 @@ KV_MB: Final = "sglang:kv_transfer_total_mb_sum"
 NIXL_BYTES: Final = "agent_tx_bytes_total"
 REQUESTS: Final = "sglang:num_requests_total"
 POLL: Final = 0.5
+# Seconds until a counter must show what was sent. A second was the most that was seen.
+COUNTERS_LATE: Final = 15.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,21 @@ def moved(
         url: {name: value - before[url][name] if value >= before[url][name] else value for name, value in now.items()}
         for url, now in after.items()
     }
+
+
+def settled(
+    before: Mapping[str, Mapping[str, float]], workers: Sequence[Mapping[str, str]], timeout: float
+) -> dict[str, dict[str, float]]:
+    """What each worker counted since `before`, once nothing of it is missing, or as it is after `timeout` seconds.
+
+    Counters come late: NIXL and the engine write theirs some time after the answer.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        deltas = moved(before, counters(workers))
+        if not judge([], workers, deltas) or time.monotonic() > deadline:
+            return deltas
+        time.sleep(POLL)
 
 
 def judge(
