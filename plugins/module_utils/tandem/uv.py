@@ -236,6 +236,7 @@ def install(runtime: Runtime, python: Interpreter, settings: Settings) -> dict[s
             settings,
         )
         import_all(runtime, interior, settings)
+        (partial / ".lock").unlink(missing_ok=True)  # uv's, and all may write it
         open_to_all(partial)
         marker = {
             "format": 1,
